@@ -31,6 +31,7 @@ mod log;
 use std::{fmt, io, sync::Arc, time::Duration};
 
 use exec_server_client::{Error, Event, Exit, Process, protocol::process as wire};
+use futures_util::future::OptionFuture;
 use rmcp::{
     RoleClient,
     model::ProgressToken,
@@ -194,17 +195,11 @@ impl StdioTransport {
         if until.is_some_and(|at| Instant::now() >= at) {
             return self.handle_overdue();
         }
-        let overdue = async {
-            match until {
-                Some(at) => time::sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
         let Some(output_tail) = &mut self.output_tail else { return };
         tokio::select! {
             biased;
             event = output_tail.events.next() => self.handle(event),
-            () = overdue => self.handle_overdue(),
+            Some(()) = OptionFuture::from(until.map(time::sleep_until)) => self.handle_overdue(),
         }
     }
 

@@ -5,6 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::OptionFuture;
 use parking_lot::Mutex;
 use rmcp::{
     ErrorData, Peer, RoleClient,
@@ -147,12 +148,7 @@ impl PendingRequest<'_> {
         loop {
             let is_paused = *open.borrow_and_update() > 0;
             let began = Instant::now();
-            let late = async {
-                match left {
-                    Some(left) if !is_paused => time::sleep(left).await,
-                    Some(_) | None => std::future::pending().await,
-                }
-            };
+            let late = OptionFuture::from(left.filter(|_| !is_paused).map(time::sleep));
             // Poll the answer first: a server may answer and then exit.
             tokio::select! {
                 biased;
@@ -168,7 +164,7 @@ impl PendingRequest<'_> {
                 }
                 // Cannot fail: the sender is in our own board.
                 changed = open.changed() => drop(changed),
-                () = late => {
+                Some(()) = late => {
                     let within = within.unwrap_or_default();
                     return Err(Error::Timeout { server: connection.server.clone(), method: method.to_owned(), within });
                 }

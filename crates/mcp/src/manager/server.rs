@@ -7,6 +7,7 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use exec_server_client::{self as client, Client, ConnectionState, transport::BoxFuture};
+use futures_util::future::OptionFuture;
 use parking_lot::Mutex;
 use rmcp::model::{ServerPeerInfo, Tool};
 use tokio::{
@@ -257,21 +258,15 @@ impl ManagedServer {
         let mut is_done = false;
         let crash = loop {
             let is_renewing = renewing.is_some();
-            let renewed = async {
-                match &mut renewing {
-                    Some(renewing) => renewing.await,
-                    None => std::future::pending().await,
-                }
-            };
             // All arms are cancel safe.
             tokio::select! {
                 biased;
                 () = stopped(stop) => break None,
-                ended = ended(child.as_deref()) => {
+                Some(ended) = OptionFuture::from(child.as_deref().map(start::over)) => {
                     let is_of_host = matches!(ended, StreamEnd::Lost(_));
                     break Some(ServerCrash::new(reason(&ended.to_string(), child.as_deref()), is_of_host));
                 }
-                error = lost(client.as_ref()) => {
+                Some(error) = OptionFuture::from(client.as_ref().map(lost)) => {
                     break Some(ServerCrash::new(format!("its executor is lost: {error}"), true));
                 }
                 reason = shared.refused() => break Some(ServerCrash::refused(reason)),
@@ -279,7 +274,7 @@ impl ManagedServer {
                     is_done = true;
                     break Some(ServerCrash::new(reason("its connection ended", child.as_deref()), false));
                 }
-                () = renewed => renewing = None,
+                Some(()) = OptionFuture::from(renewing.as_mut()) => renewing = None,
                 // If the tools change again while they are listed, the notification stays for the next round.
                 () = shared.tools_changed.notified(), if !is_renewing => {
                     renewing = Some(Box::pin(self.refresh_tools(&connection)));
@@ -413,17 +408,8 @@ fn reason(how: &str, child: Option<&ServerProcess>) -> String {
     if recent_output.is_empty() { how.to_owned() } else { format!("{how}\n{recent_output}") }
 }
 
-/// Waits until the process has ended. Never returns if there is none.
-async fn ended(child: Option<&ServerProcess>) -> StreamEnd {
-    match child {
-        Some(child) => start::over(child).await,
-        None => std::future::pending().await,
-    }
-}
-
-/// Waits until the session with the executor is lost. Never returns if there is none.
-async fn lost(client: Option<&Client>) -> client::Error {
-    let Some(client) = client else { return std::future::pending().await };
+/// Waits until the session with the executor is lost.
+async fn lost(client: &Client) -> client::Error {
     let mut state = client.watch_state();
     match state.wait_for(|state| matches!(state, ConnectionState::Lost { .. })).await.as_deref() {
         Ok(ConnectionState::Lost { error }) => error.clone(),
