@@ -172,14 +172,12 @@ impl HttpError {
 /// Formats an error and its sources in one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
+    for cause in std::iter::successors(error.source(), |cause| cause.source()) {
+        let cause = cause.to_string();
         // Some errors repeat their source.
-        if !text.ends_with(&cause_text) {
-            text = format!("{text}: {cause_text}");
+        if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
         }
-        source = cause.source();
     }
     text
 }
@@ -227,10 +225,8 @@ impl Endpoint {
         }
         let (transport_open, wanted_rx) = watch::channel(());
         let http = ExecutorHttp { client, transport_open: wanted_rx };
-        Ok(HttpTransport {
-            inner: StreamableHttpClientTransport::with_client(http, config),
-            transport_open: Some(transport_open),
-        })
+        let inner = StreamableHttpClientTransport::with_client(http, config);
+        Ok(HttpTransport { inner, transport_open: Some(transport_open) })
     }
 }
 

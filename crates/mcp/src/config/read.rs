@@ -304,13 +304,11 @@ impl ConfigWarnings {
     /// Warns about `${...}`. Some programs replace such templates with variables. This one does not, and without a warning the user would
     /// expect a value.
     fn about_templates(&mut self, server: &str, table: &Map<String, Value>) {
-        for key in TEMPLATE_KEYS {
-            if table.get(key).is_some_and(has_template) {
-                self.lines.push(format!(
-                    "server `{server}`: key `{key}`: `${{…}}` is not replaced; name variables in `env_vars`, `env_http_headers` or \
-                     `bearer_token_env_var`"
-                ));
-            }
+        for key in TEMPLATE_KEYS.into_iter().filter(|key| table.get(*key).is_some_and(has_template)) {
+            self.lines.push(format!(
+                "server `{server}`: key `{key}`: `${{…}}` is not replaced; name variables in `env_vars`, `env_http_headers` or \
+                 `bearer_token_env_var`"
+            ));
         }
     }
 

@@ -27,10 +27,8 @@ pub(super) fn next(method: &str, from: &str, status: StatusCode, location: Optio
     };
     let Some(location) = location.filter(|_| status.is_redirection()) else { return RedirectDecision::Stay };
     let elsewhere = || {
-        let shown = location.split(['?', '#']).next().unwrap_or_default();
-        RedirectDecision::Elsewhere(
-            shown.chars().filter(|letter| !letter.is_control()).take(super::SHOWN_BYTES).collect(),
-        )
+        let shown = location.split(['?', '#']).next().unwrap_or_default().chars();
+        RedirectDecision::Elsewhere(shown.filter(|letter| !letter.is_control()).take(super::SHOWN_BYTES).collect())
     };
     let Some(next) = from.parse().ok().and_then(|from| join(&from, location)) else { return elsewhere() };
     if keeps_method { RedirectDecision::Go(next) } else { elsewhere() }

@@ -68,9 +68,8 @@ impl StderrLog {
         let mut text = String::new();
         for line in last {
             text.push_str(if text.is_empty() { "its last lines on stderr:\n  " } else { "\n  " });
-            text.extend(
-                line.chars().take(QUOTED_CHARS).map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }),
-            );
+            let quoted = line.chars().take(QUOTED_CHARS);
+            text.extend(quoted.map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }));
         }
         text
     }

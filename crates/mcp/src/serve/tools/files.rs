@@ -81,14 +81,13 @@ pub(super) async fn read(call: &CallContext<'_>, arguments: ReadFileArguments) -
     if taken.lines == 0 && first > 1 {
         return Err(failure!("`{shown}` has fewer than {first} lines; read it from a lower `offset`"));
     }
-    let more = taken.more || !at_end;
     let read = ReadFileAnswer {
         path: shown,
         first_line: first,
         lines: taken.lines,
         content: taken.content,
         size_bytes: size,
-        more,
+        more: taken.more || !at_end,
         cut_lines: taken.cut,
     };
     Ok(ToolReply::new(read.text(taken.is_crlf, taken.is_replaced), &read))
