@@ -481,11 +481,4 @@ impl Core {
         }
         gone.insert(id.to_owned(), why);
     }
-
-    fn sweep(&self, now: Instant) {
-        let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
-        for session in sessions {
-            session.sweep(now, self.config.closed_kept);
-        }
-    }
 }

@@ -24,6 +24,7 @@ use exec_server_holder::control::{self, AnnouncedSegment, CommandStatus, FromHol
 use exec_server_log::{ControlBlock, SegmentInfo, SegmentLocation};
 use exec_server_protocol::process::CloseStdinStatus;
 use parking_lot::Mutex;
+use rustix::io::Errno;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::{Notify, oneshot, watch},
@@ -325,7 +326,7 @@ impl HolderLink {
     /// Sends a message now or queues it. An error means that it will never be sent.
     fn send_or_queue(&self, message: HolderMessage) -> io::Result<()> {
         if message.bytes.len() > control::LARGE_MAX {
-            return Err(rustix::io::Errno::MSGSIZE.into());
+            return Err(Errno::MSGSIZE.into());
         }
         if self.broken.load(Ordering::Acquire) {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -446,10 +447,7 @@ impl HolderLink {
                 Ok(Some(message)) => return Ok(message),
                 Ok(None) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
-                Err(error)
-                    if shortage == FdShortage::Wait
-                        && error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) =>
-                {
+                Err(error) if shortage == FdShortage::Wait && Errno::from_io_error(&error) == Some(Errno::MFILE) => {
                     tracing::warn!(session = short_id(&self.session), %error, "a message of the holder has to wait");
                     tokio::time::sleep(SHORT_OF_RESOURCES).await;
                 }
@@ -474,7 +472,8 @@ impl HolderLink {
                 },
                 ready = welcome.wakeup.readable() => {
                     if let Ok(mut ready) = ready {
-                        drain(welcome.wakeup.get_ref());
+                        // Resets the eventfd. EAGAIN: it was already reset.
+                        rustix::io::read(&welcome.wakeup, &mut [0; 8]).ok();
                         ready.clear_ready();
                     }
                 }
@@ -668,9 +667,4 @@ fn close_status(status: CommandStatus) -> CloseStdinStatus {
             CloseStdinStatus::Accepted
         }
     }
-}
-
-/// Resets the eventfd. It is nonblocking, and one read resets it.
-fn drain(wakeup: &OwnedFd) {
-    rustix::io::read(wakeup, &mut [0; 8]).ok(); // EAGAIN: it was already reset.
 }

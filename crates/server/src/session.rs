@@ -275,8 +275,10 @@ impl Session {
             made = self.create_holder(holders).await;
         }
         let made = made.inspect_err(|_| {
+            // Undo `hand_over_archive`.
             if is_archived {
-                self.take_back_archive();
+                self.state.lock().is_archived = true;
+                self.save_later();
             }
         });
         let (link, welcome) = made.map_err(failed)?;

@@ -11,7 +11,6 @@ use exec_server_protocol::{
     path::{PathArg, PathError},
 };
 use exec_server_rpc::Outbox;
-use tokio::time::Instant;
 
 use super::Dialect;
 use crate::{
@@ -20,7 +19,7 @@ use crate::{
     error::Failure,
     handlers::{
         RequestContext, permitted,
-        process::{DEFAULT_SIZE, StartParts, launch, terminate_running},
+        process::{DEFAULT_SIZE, StartParts, launch, reserve_and_start, terminate_running},
         stdin::StdinWrite,
     },
     pump::Reply,
@@ -50,18 +49,8 @@ pub(crate) async fn exec(context: RequestContext, params: command::ExecParams, r
         },
     };
     let checked = check_names(None, &params.env).and_then(|()| permitted::variables(&context.grant, None, &params.env));
-    let reserved = checked.and_then(|()| launch(&context, parts)).and_then(|launch| {
-        let gate = context.session.reserve(&launch.meta.process_id, Instant::now(), &context.core.config)?;
-        Ok((launch, gate))
-    });
-    let (launch, gate) = match reserved {
-        Ok(reserved) => reserved,
-        Err(failure) => {
-            context.record_denied(&failure);
-            return reply.fail(&failure);
-        }
-    };
-    context.session.start(launch, gate, reply).await;
+    let launch = checked.and_then(|()| launch(&context, parts));
+    reserve_and_start(context, launch, reply).await;
 }
 
 /// Resolves a relative path against the server's own directory, as V0 did. Roots are checked later, as for any path.

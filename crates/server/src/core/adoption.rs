@@ -205,7 +205,9 @@ impl Core {
                 // long past, and a process that has just closed would seem to have closed long ago.
                 tick.tick().await;
                 let Some(core) = core.upgrade() else { return };
-                core.sweep(Instant::now());
+                let now = Instant::now();
+                let sessions: Vec<Arc<Session>> = core.sessions.lock().values().cloned().collect();
+                sessions.into_iter().for_each(|session| session.sweep(now, core.config.closed_kept));
                 core.check_state();
                 if core.sandboxes.has_any() {
                     let sandboxes = core.sandboxes.clone();

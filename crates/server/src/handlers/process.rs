@@ -78,17 +78,23 @@ pub(crate) async fn start(context: RequestContext, params: wire::StartParams, re
     // Wait for a pending start of the same id. Only then it is known whether this request repeats that start or
     // replaces it.
     context.session.start_decided(params.process_id.as_str()).await;
-    let (launch, gate) = match prepare(&context, params).and_then(|launch| {
+    let launch = prepare(&context, params);
+    reserve_and_start(context, launch, reply).await;
+}
+
+/// Reserves the id of a checked start and begins it, or refuses it.
+pub(crate) async fn reserve_and_start(context: RequestContext, launch: Result<ProcessLaunch, Failure>, reply: Reply) {
+    let reserved = launch.and_then(|launch| {
         let gate = context.session.reserve(&launch.meta.process_id, Instant::now(), &context.core.config)?;
         Ok((launch, gate))
-    }) {
-        Ok(reserved) => reserved,
+    });
+    match reserved {
+        Ok((launch, gate)) => context.session.start(launch, gate, reply).await,
         Err(failure) => {
             context.record_denied(&failure);
-            return reply.fail(&failure);
+            reply.fail(&failure);
         }
-    };
-    context.session.start(launch, gate, reply).await;
+    }
 }
 
 fn prepare(context: &RequestContext, params: wire::StartParams) -> Result<ProcessLaunch, Failure> {

@@ -1,30 +1,14 @@
 //! Loads spilled segments back into memory. Blocking, so it runs off the runtime's threads.
 
-use std::{
-    collections::{BTreeSet, VecDeque},
-    sync::Arc,
-    thread,
-    time::Duration,
-};
+use std::{sync::Arc, thread, time::Duration};
 
 use exec_server_log::{LoadedSegment, RecoverError};
 
 use super::Process;
 use crate::{holder_link::is_temporary, session::short_id};
 
-/// Spilled segments of one process that are in memory at once, 1 MiB each. Enough for a few readers at different
-/// positions.
-pub(super) const LOADED_SEGMENTS: usize = 2;
-
 /// Pause before the next read when the host is short of a resource.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// Spilled segments that are being loaded, and those that are loaded, oldest first.
-#[derive(Default)]
-pub(super) struct SegmentLoads {
-    pub(super) under_way: BTreeSet<u64>,
-    pub(super) loaded: VecDeque<u64>,
-}
 
 /// A pending load of a spilled segment. If it is dropped without running (its connection was cut), the next reader
 /// starts another.
@@ -57,7 +41,7 @@ impl SegmentLoad {
 impl Drop for SegmentLoad {
     fn drop(&mut self) {
         let mut log = self.process.log();
-        log.loads.under_way.remove(&self.segment);
+        log.loading.remove(&self.segment);
         log.wake();
     }
 }
@@ -65,7 +49,7 @@ impl Drop for SegmentLoad {
 impl Process {
     /// Starts the load of a spilled segment, unless one is already under way.
     pub(crate) fn begin_load(self: &Arc<Self>, segment: u64) -> Option<SegmentLoad> {
-        let is_new = self.log().loads.under_way.insert(segment);
+        let is_new = self.log().loading.insert(segment);
         is_new.then(|| SegmentLoad { process: self.clone(), segment })
     }
 }

@@ -2,22 +2,31 @@
 //!
 //! One lock guards all of it, see [`Process`](super::Process). Nothing here does I/O or sends to the holder.
 
-use std::sync::Arc;
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+};
 
 use exec_server_log::{
     ControlBlock, Cursor, Exit, LoadedSegment, LogStatus, ReadStep, SegmentChain, SegmentInfo, SegmentLocation,
 };
 use exec_server_protocol::limits;
 
-use super::load::{LOADED_SEGMENTS, SegmentLoads};
 use crate::{holder_link::LentMapping, pump::FeedWaker};
+
+/// Spilled segments of one process that are in memory at once, 1 MiB each. Enough for a few readers at different
+/// positions.
+const LOADED_SEGMENTS: usize = 2;
 
 pub(crate) struct ProcessLog {
     slot: u32,
     source: StatusSource,
     /// Changed by the link as segments come and go, read by cursors.
     pub(crate) chain: SegmentChain,
-    pub(super) loads: SegmentLoads,
+    /// Spilled segments that are being loaded.
+    pub(super) loading: BTreeSet<u64>,
+    /// Spilled segments that are in memory, oldest first.
+    loaded: VecDeque<u64>,
     /// Woken by new events. Bounded by the feeds and reads of all connections.
     wakers: Vec<Arc<FeedWaker>>,
     /// Set once when the holder died: the numbers of the end events that the server makes up.
@@ -59,7 +68,8 @@ impl ProcessLog {
             slot,
             source,
             chain: SegmentChain::default(),
-            loads: SegmentLoads::default(),
+            loading: BTreeSet::new(),
+            loaded: VecDeque::new(),
             wakers: Vec::new(),
             lost: None,
             forgotten: None,
@@ -198,9 +208,9 @@ impl ProcessLog {
         if !self.chain.set_loaded(segment, loaded) {
             return;
         }
-        self.loads.loaded.push_back(segment);
-        if self.loads.loaded.len() > LOADED_SEGMENTS
-            && let Some(oldest) = self.loads.loaded.pop_front()
+        self.loaded.push_back(segment);
+        if self.loaded.len() > LOADED_SEGMENTS
+            && let Some(oldest) = self.loaded.pop_front()
         {
             self.chain.unload(oldest);
         }
@@ -208,8 +218,8 @@ impl ProcessLog {
 
     /// Unloads the segments of a log that has no readers, so that ended processes do not use memory.
     pub(crate) fn unload_idle(&mut self) {
-        if self.wakers.is_empty() && self.loads.under_way.is_empty() {
-            self.loads.loaded.drain(..).for_each(|segment| self.chain.unload(segment));
+        if self.wakers.is_empty() && self.loading.is_empty() {
+            self.loaded.drain(..).for_each(|segment| self.chain.unload(segment));
         }
     }
 

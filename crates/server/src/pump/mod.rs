@@ -24,6 +24,7 @@ use exec_server_rpc::{Framing, Outbox};
 use futures_util::future::OptionFuture;
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt},
+    sync::OwnedSemaphorePermit,
     task::JoinSet,
     time::Instant,
 };
@@ -36,7 +37,6 @@ pub(crate) use self::{
 };
 use self::{
     feed::{Feed, TurnOutcome},
-    outgoing::HttpDelta,
     read::{ReadJob, ReadOutcome},
 };
 use crate::{compat::Dialect, error::Failure, process::Process};
@@ -83,7 +83,7 @@ pub(crate) struct Pump {
     ready_reads: VecDeque<u64>,
     next_key: u64,
     /// Pieces of HTTP bodies that did not fit into earlier batches.
-    deltas: VecDeque<HttpDelta>,
+    deltas: VecDeque<(Vec<u8>, OwnedSemaphorePermit)>,
     /// Loads of disk segments that are under way.
     loads: JoinSet<()>,
     close: Option<(u16, &'static str)>,
@@ -192,8 +192,8 @@ impl Pump {
             if let Some(key) = self.turns.pop_front() {
                 self.take_turn(key, now);
             }
-            if let Some(delta) = self.deltas.pop_front() {
-                self.outbox.message(delta.message.len(), |buf| buf.extend_from_slice(&delta.message));
+            if let Some((message, _slot)) = self.deltas.pop_front() {
+                self.outbox.message(message.len(), |buf| buf.extend_from_slice(&message));
             }
         }
         if let Some((code, reason)) = items.close
@@ -365,7 +365,7 @@ impl Pump {
             && let Some(feed_key) = self.feed_of(&command.process)
             && let Some(feed) = self.feeds.get_mut(&feed_key)
         {
-            feed.handle_read_begun(command.waits());
+            feed.handle_read_begun(!command.wait.is_zero());
         }
         let key = self.allocate_key();
         let waker = FeedWaker::new(key, self.outgoing.clone());

@@ -61,8 +61,8 @@ pub(crate) struct OutgoingQueue {
 pub(super) struct OutgoingItems {
     pub(super) answers: VecDeque<EncodedMessage>,
     answer_bytes: usize,
-    /// Pieces of HTTP bodies, each with its slot.
-    pub(super) deltas: VecDeque<HttpDelta>,
+    /// Pieces of HTTP bodies, each with its slot, which is freed when the piece is in a batch.
+    pub(super) deltas: VecDeque<(Vec<u8>, OwnedSemaphorePermit)>,
     pub(super) pongs: VecDeque<Bytes>,
     pub(super) commands: VecDeque<PumpCommand>,
     /// Keys of feeds and reads whose log has grown.
@@ -71,12 +71,6 @@ pub(super) struct OutgoingItems {
     pub(super) close: Option<(u16, &'static str)>,
     /// The pump has ended, so nothing is queued.
     is_shut: bool,
-}
-
-/// A piece of an HTTP body as a message, and its slot, which is freed when the piece is in a batch.
-pub(super) struct HttpDelta {
-    pub(super) message: Vec<u8>,
-    _slot: OwnedSemaphorePermit,
 }
 
 /// An instruction to the pump. Executed in order.
@@ -142,7 +136,7 @@ impl OutgoingQueue {
 
     /// Queues a piece of an HTTP body. It is sent after the answers.
     pub(crate) fn enqueue_delta(&self, message: Vec<u8>, slot: OwnedSemaphorePermit) {
-        self.enqueue(|items| items.deltas.push_back(HttpDelta { message, _slot: slot }));
+        self.enqueue(|items| items.deltas.push_back((message, slot)));
     }
 
     pub(crate) fn enqueue_command(&self, command: PumpCommand) {

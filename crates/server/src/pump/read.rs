@@ -36,12 +36,6 @@ pub(crate) struct ReadCommand {
     pub(crate) _in_use: Option<SessionUse>,
 }
 
-impl ReadCommand {
-    pub(super) fn waits(&self) -> bool {
-        !self.wait.is_zero()
-    }
-}
-
 pub(super) struct ReadJob {
     pub(super) command: ReadCommand,
     pub(super) waker: Arc<FeedWaker>,
@@ -73,7 +67,7 @@ enum ProbeResult {
 
 impl ReadJob {
     pub(super) fn new(command: ReadCommand, waker: Arc<FeedWaker>, now: Instant) -> Self {
-        let deadline = command.waits().then(|| now + command.wait.min(limits::READ_WAIT));
+        let deadline = (!command.wait.is_zero()).then(|| now + command.wait.min(limits::READ_WAIT));
         // If the offset is known, a gap can be reported exactly.
         let after_offset = command.process.offset_at(command.after_seq);
         let seq = command.after_seq;

@@ -97,18 +97,15 @@ impl Session {
     fn begin_save(self: &Arc<Self>) {
         let Some(core) = self.core.upgrade() else { return };
         let session = self.clone();
-        core.spawn(async move {
-            tokio::task::spawn_blocking(move || session.save()).await.unwrap_or(());
-        });
-    }
-
-    fn save(&self) {
-        let _turn = self.archive.turn.lock();
-        if let Err(error) = self.write_archive() {
-            tracing::warn!(session = short_id(&self.id), %error, "the files of the session are not up to date; trying again");
-            self.archive.is_stale.store(true, Ordering::Release);
-            self.archive.has_failed.store(true, Ordering::Release);
-        }
+        let save = move || {
+            let _turn = session.archive.turn.lock();
+            if let Err(error) = session.write_archive() {
+                tracing::warn!(session = short_id(&session.id), %error, "the files of the session are not up to date; trying again");
+                session.archive.is_stale.store(true, Ordering::Release);
+                session.archive.has_failed.store(true, Ordering::Release);
+            }
+        };
+        core.spawn(async move { tokio::task::spawn_blocking(save).await.unwrap_or(()) });
     }
 
     /// Writes the manifest and the clock as they are now. Blocking; the caller holds `turn`.
@@ -147,12 +144,6 @@ impl Session {
             Ok(())
         };
         tokio::task::spawn_blocking(hand_over).await.map_err(io::Error::other).flatten()
-    }
-
-    /// Undoes `hand_over_archive` when the new holder could not be created.
-    pub(super) fn take_back_archive(self: &Arc<Self>) {
-        self.state.lock().is_archived = true;
-        self.save_later();
     }
 
     /// Connects the known processes to a new holder, which reports the processes that it took over as `found`. Fails if
