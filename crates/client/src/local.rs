@@ -187,7 +187,9 @@ impl Local {
 impl Drop for Local {
     fn drop(&mut self) {
         // Dropping the core closes its connections to the holders. They then end their processes after the time-to-live.
-        drop(self.server.lock().take());
+        // Unlock first: the drop of the core must not run under the lock.
+        let serving = self.server.lock().take();
+        drop(serving);
     }
 }
 
