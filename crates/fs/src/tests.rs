@@ -127,11 +127,11 @@ fn a_cancelled_operation_changes_nothing() {
     cancel.cancel();
     let write_options = WriteOptions::default();
     assert_eq!(
-        draft.commit(None, &write_options, &cancel).expect_err("called off").category(),
+        draft.commit(None, &write_options, &cancel).expect_err("cancelled").category(),
         ErrorCategory::Cancelled
     );
     let request = WriteRequest { position: WritePosition::Whole, bytes: b"x", options: &write_options };
-    let error = write(&view, &path, Links::Follow, &request, &cancel).expect_err("called off");
+    let error = write(&view, &path, Links::Follow, &request, &cancel).expect_err("cancelled");
     assert_eq!(error.category(), ErrorCategory::Cancelled);
     let options = WalkOptions {
         max_depth: 1,
@@ -142,7 +142,7 @@ fn a_cancelled_operation_changes_nothing() {
         prune_hidden: false,
     };
     assert_eq!(
-        walk(&view, dir.path(), &options, &cancel).expect_err("called off").category(),
+        walk(&view, dir.path(), &options, &cancel).expect_err("cancelled").category(),
         ErrorCategory::Cancelled
     );
     drop(draft);
@@ -266,7 +266,7 @@ fn a_commit_cancelled_before_its_first_byte_changes_nothing() {
         drop(lock);
         commit.join().expect("no panic")
     });
-    assert_eq!(committed.expect_err("called off").category(), ErrorCategory::Cancelled);
+    assert_eq!(committed.expect_err("cancelled").category(), ErrorCategory::Cancelled);
     assert_eq!(fs::read(&names[1]).expect("it is there"), b"old");
     assert!(!draft.is_half_done());
 }
