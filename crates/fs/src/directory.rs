@@ -94,10 +94,9 @@ fn is_directory(view: &View, path: &Path, links: Links) -> bool {
 
 fn make_directory(view: &View, path: &Path, links: Links, mode: Option<u32>) -> Result<(), ErrorKind> {
     let (dir, name) = match view.parent(path, links) {
-        Ok(found) => found,
         // `/` has no parent, and it exists.
         Err(reason) if reason.is(Errno::BUSY) => return Err(Errno::EXIST.into()),
-        Err(reason) => return Err(reason),
+        other => other?,
     };
     let bits = mode.map(permissions).transpose()?;
     rustix::fs::mkdirat(&dir, name, bits.unwrap_or(Mode::from_raw_mode(0o777)))?;

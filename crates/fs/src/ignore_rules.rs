@@ -11,10 +11,7 @@ use std::{
     path::Path,
 };
 
-use ignore::{
-    Match,
-    gitignore::{Gitignore, GitignoreBuilder},
-};
+use ignore::gitignore::{Gitignore, GitignoreBuilder};
 use rustix::fs::{AtFlags, CWD, OFlags, statat};
 
 use crate::{scan::open_below, view::open_at};
@@ -57,11 +54,8 @@ impl IgnoreRules {
 
     /// Whether these rules ignore a path. `None` if no rule matches.
     pub(crate) fn decide(&self, path: &Path, is_directory: bool) -> Option<bool> {
-        self.sets.iter().find_map(|set| match set.matched(path, is_directory) {
-            Match::None => None,
-            Match::Ignore(_) => Some(true),
-            Match::Whitelist(_) => Some(false),
-        })
+        let mut found = self.sets.iter().map(|set| set.matched(path, is_directory));
+        found.find(|found| !found.is_none()).map(|found| found.is_ignore())
     }
 }
 

@@ -94,10 +94,15 @@ impl<'a> InPlaceWrite<'a> {
     /// Sets the new size, and applies the options.
     fn finish(self, size: u64) -> Result<WriteResult, ErrorKind> {
         self.existing.file.set_len(size)?;
-        apply_options(&self.existing.file, self.options)?;
-        let is_atomic = false;
-        write_result(&self.existing.file, is_atomic)
+        finish_in_place(&self.existing.file, self.options)
     }
+}
+
+/// Applies the options after the bytes were written in place.
+pub(crate) fn finish_in_place(file: &File, options: &WriteOptions) -> Result<WriteResult, ErrorKind> {
+    apply_options(file, options)?;
+    let is_atomic = false;
+    write_result(file, is_atomic)
 }
 
 /// Checks whether the requested mode and time may be set. They are set after the bytes, when a refusal would come too late.
@@ -120,8 +125,8 @@ fn reserve(file: &File, at: u64, len: u64) -> Result<(), ErrorKind> {
     }
     match retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, at, len)) {
         // Not every file system supports reservations.
-        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
-        Err(errno) => Err(errno.into()),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+        other => Ok(other?),
     }
 }
 

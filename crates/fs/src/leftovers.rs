@@ -32,10 +32,7 @@ pub(crate) fn lock_as_writer(file: &File) -> bool {
 
 /// Removes a hidden name that no writer holds. The caller knows that this crate generated the name. Returns whether the name is free now.
 pub(crate) fn remove_if_abandoned(dir: BorrowedFd<'_>, name: &OsStr) -> bool {
-    match try_remove(dir, name) {
-        Ok(is_free) => is_free,
-        Err(reason) => reason.is(Errno::NOENT),
-    }
+    try_remove(dir, name).unwrap_or_else(|reason| reason.is(Errno::NOENT))
 }
 
 fn try_remove(dir: BorrowedFd<'_>, name: &OsStr) -> Result<bool, ErrorKind> {

@@ -100,10 +100,7 @@ pub(crate) fn regular_file(fd: OwnedFd) -> Result<(File, Stat), ErrorKind> {
 }
 
 pub(crate) fn require_regular(stat: &Stat) -> Result<(), ErrorKind> {
-    match stat.kind {
-        FileKind::File => Ok(()),
-        other => Err(ErrorKind::NotRegular(other.noun())),
-    }
+    if stat.kind == FileKind::File { Ok(()) } else { Err(ErrorKind::NotRegular(stat.kind.noun())) }
 }
 
 pub(crate) fn refuse_proc(fd: BorrowedFd<'_>) -> Result<(), ErrorKind> {

@@ -149,10 +149,10 @@ fn remove_files(view: &View, dir: &OwnedFd, cancel: &Cancel) -> Result<Option<Os
             cancel.check()?;
             view.refuse_protected(dir.as_fd(), &name)?;
             match unlinkat(dir, &name, AtFlags::empty()) {
-                Ok(()) | Err(Errno::NOENT) => {}
+                Err(Errno::NOENT) => {}
                 // The entry is a directory by now.
                 Err(Errno::ISDIR) => below = Some(name),
-                Err(errno) => return Err(errno.into()),
+                other => other?,
             }
         }
         if is_last {

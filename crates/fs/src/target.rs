@@ -86,9 +86,8 @@ impl WriteTarget {
     /// The object with this name now. Links are not followed.
     pub(crate) fn stat(&self) -> Result<Option<Stat>, ErrorKind> {
         match Stat::entry(self.dir.as_fd(), &self.name) {
-            Ok(stat) => Ok(Some(stat)),
             Err(reason) if reason.is(Errno::NOENT) => Ok(None),
-            Err(reason) => Err(reason),
+            other => other.map(Some),
         }
     }
 
@@ -116,11 +115,10 @@ impl WriteTarget {
             other => other,
         };
         let fd = match opened {
-            Ok(fd) => fd,
             Err(Errno::NOENT) => return Ok(None),
             // The file was replaced by a link in the meantime. The link is not followed.
             Err(Errno::LOOP) => return Err(ErrorKind::Symlink),
-            Err(errno) => return Err(errno.into()),
+            other => other?,
         };
         if is_busy && mount_id_of(fd.as_fd())? != mount_id_of(self.dir.as_fd())? {
             // A running program can only be replaced, and a rename would also remove the mount that a sandbox placed over the name.
@@ -198,11 +196,8 @@ pub(crate) fn link_scratch_name(name: &OsStr) -> OsString {
 /// The type of a temporary object, by its hidden name. `None` for all other names, including kept parts, which must stay.
 pub(crate) fn scratch_kind(name: &OsStr) -> Option<FileKind> {
     let end = strip_number(name.as_encoded_bytes().strip_prefix(PREFIX.as_bytes())?)?;
-    match end {
-        _ if end == FILE_END.as_bytes() => Some(FileKind::File),
-        _ if end == LINK_END.as_bytes() => Some(FileKind::Symlink),
-        _ => None,
-    }
+    let kinds = [(FILE_END, FileKind::File), (LINK_END, FileKind::Symlink)];
+    kinds.into_iter().find(|(known, _)| end == known.as_bytes()).map(|(_, kind)| kind)
 }
 
 /// Whether a name is one under which a draft of any file is kept.

@@ -26,7 +26,7 @@ use rustix::{
 use crate::{
     Cancel, ErrorKind, FileKind, Links, Moment, Result, Stat, View,
     error::{ErrorContext, attempt},
-    in_place::{InPlaceWrite, check_options},
+    in_place::{InPlaceWrite, check_options, finish_in_place},
     leftovers,
     metadata::{ABSENT, etag, file_uid, permissions, thread_status, times},
     target::{ExistingFile, FILE_END, WriteTarget, require_state},
@@ -167,9 +167,7 @@ fn write_part(
         WritePosition::Offset(offset) => write_at(&existing.file, offset, bytes)?,
         WritePosition::Whole | WritePosition::End => append(&existing.file, bytes)?,
     }
-    apply_options(&existing.file, options)?;
-    let is_atomic = false;
-    write_result(&existing.file, is_atomic)
+    finish_in_place(&existing.file, options)
 }
 
 fn write_at(file: &File, offset: u64, bytes: &[u8]) -> Result<(), ErrorKind> {
@@ -364,9 +362,8 @@ impl ScratchFile {
 fn sync_directory(target: &WriteTarget) -> Result<(), ErrorKind> {
     // A directory that can be written but not read cannot be opened for fsync. The file itself was synced.
     match open_at(&target.dir, ".", OFlags::RDONLY | OFlags::DIRECTORY) {
-        Ok(dir) => Ok(rustix::fs::fsync(dir)?),
         Err(Errno::ACCESS) => Ok(()),
-        Err(errno) => Err(errno.into()),
+        dir => Ok(rustix::fs::fsync(dir?)?),
     }
 }
 
@@ -374,9 +371,8 @@ fn sync_directory(target: &WriteTarget) -> Result<(), ErrorKind> {
 fn copy_attributes(from: &File, to: &File) -> Result<(), ErrorKind> {
     let mut names = vec![0_u8; ATTRIBUTES_BYTES];
     let len = match rustix::fs::flistxattr(from, &mut names) {
-        Ok(len) => len,
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
-        Err(errno) => return Err(errno.into()),
+        other => other?,
     };
     for name in names[..len].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         // File capabilities were granted to the old program, not to the new bytes.
@@ -385,9 +381,8 @@ fn copy_attributes(from: &File, to: &File) -> Result<(), ErrorKind> {
         }
         let mut value = vec![0_u8; ATTRIBUTES_BYTES];
         let len = match rustix::fs::fgetxattr(from, name, &mut value) {
-            Ok(len) => len,
             Err(Errno::NODATA) => continue,
-            Err(errno) => return Err(errno.into()),
+            other => other?,
         };
         match rustix::fs::fsetxattr(to, name, &value[..len], XattrFlags::empty()) {
             // The system assigns security labels. Setting them may fail without harm.

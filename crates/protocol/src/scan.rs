@@ -118,7 +118,7 @@ impl MessageScanner<'_> {
             return Err(ScanError::Values);
         }
         if let (1, Some((_, start))) = (self.containers.len(), &mut self.member) {
-            *start = self.text.at();
+            *start = self.text.at;
         }
         match self.text.peek() {
             Some(b'{') => self.open_object(),
@@ -151,7 +151,7 @@ impl MessageScanner<'_> {
         if self.containers.len() == limits::DEPTH {
             return Err(ScanError::Depth);
         }
-        self.text.advance();
+        self.text.at += 1;
         self.containers.push(container);
         Ok(())
     }
@@ -165,13 +165,13 @@ impl MessageScanner<'_> {
             let in_object = matches!(container, OpenContainer::Object { .. });
             match (self.text.peek(), in_object) {
                 (Some(b'}'), true) | (Some(b']'), false) => {
-                    self.text.advance();
+                    self.text.at += 1;
                     if let Some(OpenContainer::Object { first_key, .. }) = self.containers.pop() {
                         self.keys.truncate(first_key);
                     }
                 }
                 (Some(b','), _) => {
-                    self.text.advance();
+                    self.text.at += 1;
                     if in_object {
                         self.text.skip_space();
                         self.key()?;
@@ -187,7 +187,7 @@ impl MessageScanner<'_> {
         if self.text.peek() != Some(b'"') {
             return Err(self.text.unexpected());
         }
-        let at = self.text.at();
+        let at = self.text.at;
         let key = self.text.string()?;
         if self.is_duplicate(key) {
             return Err(ScanError::DuplicateKey { at });
@@ -235,7 +235,7 @@ impl MessageScanner<'_> {
             ("error", &mut members.error),
         ] {
             if self.text.is_key(key, name) {
-                *slot = Some(start..self.text.at());
+                *slot = Some(start..self.text.at);
                 return;
             }
         }

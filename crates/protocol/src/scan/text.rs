@@ -7,7 +7,7 @@ use super::ScanError;
 /// The text of a message and a position in it.
 pub(super) struct JsonText<'a> {
     text: &'a str,
-    at: usize,
+    pub(super) at: usize,
 }
 
 /// The content of a string without its quotes, as positions in the text.
@@ -30,16 +30,8 @@ impl<'a> JsonText<'a> {
         Self { text, at: 0 }
     }
 
-    pub(super) fn at(&self) -> usize {
-        self.at
-    }
-
     pub(super) fn peek(&self) -> Option<u8> {
         self.bytes().get(self.at).copied()
-    }
-
-    pub(super) fn advance(&mut self) {
-        self.at += 1;
     }
 
     /// The error for a byte that must not be here, or for the end of the text.
