@@ -270,7 +270,7 @@ mod tests {
         drop((lone, flood, newcomer));
         let table = pending.table.lock();
         assert!(table.waiting.is_empty() && table.sources.values().all(|record| record.pending == 0));
-        assert!(pending.counts().evicted >= 400);
+        assert!(table.counts.evicted >= 400);
     }
 
     #[tokio::test(start_paused = true)]
