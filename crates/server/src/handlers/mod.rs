@@ -10,7 +10,6 @@ pub(crate) mod list;
 pub(crate) mod process;
 pub(crate) mod sizes;
 pub(crate) mod stdin;
-pub(crate) mod subscription;
 
 mod handshake;
 pub(crate) mod permitted;

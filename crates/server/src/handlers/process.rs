@@ -1,4 +1,5 @@
-//! `process/*`: start, read, signal, resize, terminate, forget. Lists are in `list`.
+//! `process/*`: start, read, signal, resize, terminate, forget, and `process/subscribe` and `process/unsubscribe` for
+//! additional readers of a process of another session of the same principal. Lists are in `list`.
 
 use std::{os::unix::ffi::OsStrExt, time::Duration};
 
@@ -21,7 +22,7 @@ use crate::{
     environment::{check_names, child_environment},
     error::Failure,
     process::{Process, ProcessMeta, truncate_argv},
-    pump::{PumpCommand, ReadCommand, Reply},
+    pump::{FollowCommand, FollowRole, FollowStart, PumpCommand, ReadCommand, Reply},
     sandbox::Confinement,
     session::ProcessLaunch,
     trace, wall_clock,
@@ -102,20 +103,17 @@ fn prepare(context: &RequestContext, params: wire::StartParams) -> Result<Proces
         return Err(Failure::Draining);
     }
     let confinement = params.sandbox.as_ref().map(|asked| context.core.sandboxes.read(asked)).transpose()?.flatten();
+    let unsupported = |what: &str| Err(Failure::NotEnforceable { what: what.to_owned() });
     if params.enforce_managed_network {
-        return Err(Failure::NotEnforceable {
-            what: "`enforceManagedNetwork` needs a proxy of another product".to_owned(),
-        });
+        return unsupported("`enforceManagedNetwork` needs a proxy of another product");
     }
     if params.network_proxy.is_some() {
-        return Err(Failure::NotEnforceable { what: "`networkProxy` is of another product".to_owned() });
+        return unsupported("`networkProxy` is of another product");
     }
     let applies = params.shell_snapshot.as_ref().is_some_and(|snapshot| snapshot.applies_to(&params.argv));
     if applies && params.env_policy.as_ref().is_some_and(wire::EnvPolicy::filters) {
         // The plain command would read the profile and export variables that the policy filters out.
-        return Err(Failure::NotEnforceable {
-            what: "`shellSnapshot` with an `envPolicy` that filters needs a captured shell state".to_owned(),
-        });
+        return unsupported("`shellSnapshot` with an `envPolicy` that filters needs a captured shell state");
     }
     let env_policy = match (params.env_policy, &params.env) {
         (None, None) => Some(EnvPolicy::core()),
@@ -256,5 +254,47 @@ pub(crate) async fn forget(context: RequestContext, params: wire::ForgetParams) 
         return Err(Failure::NotClosed { id: id.to_owned() });
     }
     session.forget(&process);
+    Ok(Empty {})
+}
+
+/// `process/subscribe`: pushes a process's events to this connection, too, after `afterSeq`. With `hold` its untaken output is kept like the
+/// owner's.
+pub(crate) async fn subscribe(context: RequestContext, params: wire::SubscribeParams, reply: Reply) {
+    let process = match context.known_process(params.session_id.as_ref(), params.process_id.as_str()).await {
+        Ok(process) => process,
+        Err(failure) => return reply.fail(&failure),
+    };
+    if *process.session == *context.session.id {
+        // This session's processes are already pushed to the connection. It could not distinguish two feeds of one
+        // process.
+        let reason = "a connection is pushed the processes of its own session without a subscription".to_owned();
+        return reply.fail(&Failure::InvalidParams { reason });
+    }
+    let after = params.after_seq.unwrap_or(0);
+    // A reader that subscribes again acknowledges immediately what it has taken, so its hold begins where it first
+    // began.
+    let hold = params.hold.then(|| process.hold(params.from_seq.unwrap_or(after).min(after)));
+    let follow = FollowCommand {
+        role: FollowRole::Observer { hold, _in_use: context.in_use(params.session_id.as_ref()) },
+        start: FollowStart::AfterSeq(after),
+        capabilities: context.peer.capabilities(),
+        process,
+    };
+    let result = {
+        let log = follow.process.log();
+        wire::SubscribeResult { first_seq: log.first_seq(), next_seq: log.status().next_seq }
+    };
+    reply.result(&result);
+    context.peer.outgoing.enqueue_command(PumpCommand::Follow(follow));
+}
+
+pub(crate) async fn unsubscribe(context: RequestContext, params: wire::UnsubscribeParams) -> Result<Empty, Failure> {
+    // The owner's own feed is not a subscription, so it stays. A process that is gone has no feed.
+    let other = params.session_id.filter(|id| id.as_str() != &*context.session.id);
+    if let Some(session) = other
+        && let Ok(Some(process)) = context.process(Some(&session), params.process_id.as_str()).await
+    {
+        context.peer.outgoing.enqueue_command(PumpCommand::Unfollow(process));
+    }
     Ok(Empty {})
 }
