@@ -103,7 +103,7 @@ impl FilePool {
     }
 }
 
-async fn acquire(semaphore: &Arc<Semaphore>, many: u32) -> Result<OwnedSemaphorePermit, Failure> {
+pub(crate) async fn acquire(semaphore: &Arc<Semaphore>, many: u32) -> Result<OwnedSemaphorePermit, Failure> {
     // The semaphore is never closed.
     semaphore.clone().acquire_many_owned(many).await.map_err(|_| Failure::Draining)
 }

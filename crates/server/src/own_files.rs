@@ -288,13 +288,8 @@ fn hard_linked(path: &Path, depth: usize) -> Option<PathBuf> {
 
 /// The components of a path in reverse order, to be popped from the end.
 fn parts(path: &Path) -> Vec<OsString> {
-    let mut names: Vec<OsString> = path
-        .components()
-        .filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir))
-        .map(|part| part.as_os_str().to_owned())
-        .collect();
-    names.reverse();
-    names
+    let named = path.components().rev().filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
+    named.map(|part| part.as_os_str().to_owned()).collect()
 }
 
 fn open_path(dir: BorrowedFd<'_>, name: &OsStr) -> Option<OwnedFd> {

@@ -179,7 +179,7 @@ impl Admission {
             return None;
         };
         let (leftover, grant) = checked?;
-        Some(websocket(socket.into(), leftover, grant, label(peer)))
+        Some(websocket(socket.into(), leftover, grant, &peer))
     }
 
     /// Does the TLS handshake, then the same checks as without TLS. A certificate decides the principal. A token that
@@ -220,7 +220,7 @@ impl Admission {
         };
         let requirements = self.requirements(self.hosts(local, Some(&secured.names)), proof);
         let (leftover, grant) = self.check_and_answer(&mut secured.socket, &requirements, slot, &peer).await?;
-        Some(websocket(secured.into_stream(), leftover, certified.unwrap_or(grant), label(peer)))
+        Some(websocket(secured.into_stream(), leftover, certified.unwrap_or(grant), &peer))
     }
 
     fn requirements<'a>(&self, hosts: Option<ListenerHosts<'a>>, proof: RequiredProof<'a>) -> ListenerRequirements<'a> {
@@ -254,7 +254,7 @@ impl Admission {
         let requirements = self.requirements(None, RequiredProof::Given(Grant::owner()));
         let checking = self.check_and_answer(&mut socket, &requirements, &slot, &"unix");
         let (leftover, grant) = in_time(&slot, checking).await.ok()??;
-        Some(websocket(socket.into(), leftover, grant, "exec-server websocket unix".to_owned()))
+        Some(websocket(socket.into(), leftover, grant, &"unix"))
     }
 
     /// Authenticates a connection of `dial-stdio` by the peer's uid. Its framing is newline-delimited JSON.
@@ -334,15 +334,11 @@ async fn in_time<T>(slot: &PendingSlot, checking: impl Future<Output = Option<T>
     }
 }
 
-fn label(peer: SocketAddr) -> String {
-    format!("exec-server websocket {peer}")
-}
-
-fn websocket(mut stream: ByteStream, leftover: BytesMut, grant: Grant, label: String) -> Authenticated {
+fn websocket(mut stream: ByteStream, leftover: BytesMut, grant: Grant, peer: &impl Display) -> Authenticated {
     // Copy the bytes: a slice would keep the whole buffer of the head alive as long as the connection.
     stream.leftover = BytesMut::from(&leftover[..]);
     let framing = Framing::WebSocket { role: WebSocketRole::Server, max: limits::MESSAGE_BYTES };
-    Authenticated::vouch(stream, framing, grant, label)
+    Authenticated::vouch(stream, framing, grant, format!("exec-server websocket {peer}"))
 }
 
 /// Whether the peer's uid, as reported by the kernel, is ours or root.

@@ -39,7 +39,7 @@ pub(crate) use self::{
     proxies::ProxyError,
     target::{OwnListener, PrivateTarget},
 };
-use crate::error::Failure;
+use crate::{error::Failure, files::acquire};
 
 /// Unit in which the memory for bodies is counted.
 const KIB: usize = 1024;
@@ -191,7 +191,7 @@ impl Fetcher {
             if is_own_port {
                 target::check_not_here(&url)?;
                 // A proxy resolves names itself, and it may run on this host.
-                if reach == TargetReach::Anywhere && self.proxies.apply_to(&url) {
+                if reach == TargetReach::Anywhere && self.proxies.of(&url).is_some() {
                     return Err(OwnListener::of(&url).into());
                 }
             }
@@ -203,7 +203,7 @@ impl Fetcher {
                 }
                 TargetReach::Public => {
                     target::check_literal(&url)?;
-                    if self.proxies.apply_to(&url) {
+                    if self.proxies.of(&url).is_some() {
                         return Err(FetchError::Proxied);
                     }
                     if is_own_port { &clients.public_but_here } else { &clients.public }
@@ -249,11 +249,7 @@ impl Fetcher {
     ) -> Result<[OwnedSemaphorePermit; 2], Failure> {
         let kib = (bytes + bytes.div_ceil(3) * 4).div_ceil(KIB);
         let kib = u32::try_from(kib).unwrap_or(u32::MAX);
-        let room = async |semaphore: &Arc<Semaphore>| {
-            // No code closes the semaphore, so this error does not occur.
-            semaphore.clone().acquire_many_owned(kib).await.map_err(|_| Failure::Draining)
-        };
-        Ok([room(&fetches.reading).await?, room(&self.reading).await?])
+        Ok([acquire(&fetches.reading, kib).await?, acquire(&self.reading, kib).await?])
     }
 }
 

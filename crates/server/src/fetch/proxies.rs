@@ -21,7 +21,7 @@ pub(super) struct Proxies {
     direct: Vec<ProxyExemption>,
 }
 
-type Proxy = Result<Url, ProxyError>;
+pub(super) type Proxy = Result<Url, ProxyError>;
 
 /// Hosts that are reached without a proxy (`no_proxy`).
 #[derive(Debug, PartialEq, Eq)]
@@ -55,11 +55,6 @@ impl Proxies {
         self.of(url).and_then(|proxy| proxy.as_ref().ok())
     }
 
-    /// Whether a proxy is configured for a URL, even if it cannot be used.
-    pub(super) fn apply_to(&self, url: &Url) -> bool {
-        self.of(url).is_some()
-    }
-
     /// Refuses a URL whose proxy cannot be used. Connecting directly would ignore the user's configuration.
     pub(super) fn check(&self, url: &Url) -> Result<(), ProxyError> {
         match self.of(url) {
@@ -68,7 +63,8 @@ impl Proxies {
         }
     }
 
-    fn of(&self, url: &Url) -> Option<&Proxy> {
+    /// The proxy that is configured for a URL, even if it cannot be used.
+    pub(super) fn of(&self, url: &Url) -> Option<&Proxy> {
         let proxy = if url.scheme() == "https" { &self.https } else { &self.http };
         proxy.as_ref().filter(|_| !self.is_direct(url.host_str().unwrap_or_default()))
     }

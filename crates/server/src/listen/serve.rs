@@ -8,7 +8,7 @@
 //! Prints nothing: the binary prints the listen addresses.
 
 use std::{
-    future::{self, Future},
+    future::Future,
     io,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -133,7 +133,10 @@ impl Server {
         // Both branches are cancel safe: a task that ended stays in its `JoinSet`.
         let ended = tokio::select! {
             () = stop => ServerEnd::Stopped,
-            () = wait_for_end(&mut stdio_task, only_stdio) => ServerEnd::StdioClosed,
+            ended = stdio_task.join_next(), if only_stdio => {
+                log_panic(ended);
+                ServerEnd::StdioClosed
+            }
         };
         // From here on `/readyz` fails and upgrades are refused. `core.drain` closes the connections.
         admission.drain();
@@ -205,15 +208,6 @@ fn bind_dial(path: &Path) -> Result<Option<UnixSocket>, BindError> {
             Ok(None)
         }
         Err(source) => Err(BindError::Unix { path: path.to_owned(), source }),
-    }
-}
-
-/// Waits for the end of standard input if that ends the server. Otherwise never returns.
-async fn wait_for_end(stdio: &mut JoinSet<()>, ends_server: bool) {
-    if ends_server {
-        log_panic(stdio.join_next().await);
-    } else {
-        future::pending().await
     }
 }
 

@@ -139,12 +139,8 @@ fn check_occupied(dir: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), UnixEr
 /// Binds, sets mode 0600, and only then listens. Until then connections are refused, regardless of the umask.
 fn listen_at(dir: &OwnedFd, name: &OsStr) -> io::Result<StdListener> {
     let path = through(dir, name);
-    let socket = rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::STREAM,
-        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-        None,
-    )?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(&path)?)?;
     rustix::fs::chmod(&path, Mode::RUSR | Mode::WUSR)?;
     rustix::net::listen(&socket, BACKLOG)?;

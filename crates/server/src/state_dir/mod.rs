@@ -198,14 +198,9 @@ fn check(path: &Path) -> Result<(), OpenError> {
 fn lock(path: &Path) -> Result<File, OpenError> {
     let file_path = path.join(LOCK_NAME);
     let failed = |source| OpenError::Io { path: file_path.clone(), source };
-    let mut file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(&file_path)
-        .map_err(failed)?;
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let mut file = options.open(&file_path).map_err(failed)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(rustix::io::Errno::WOULDBLOCK) => {

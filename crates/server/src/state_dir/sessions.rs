@@ -50,12 +50,8 @@ impl StateDir {
     /// Opens the directory of a session. Fails if it is missing.
     pub fn open_session_dir(&self, id: &str) -> io::Result<OwnedFd> {
         checked(id)?;
-        Ok(rustix::fs::openat(
-            &self.sessions,
-            id,
-            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?)
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(rustix::fs::openat(&self.sessions, id, flags, Mode::empty())?)
     }
 
     /// Replaces the record of a session atomically.
@@ -108,12 +104,8 @@ impl StateDir {
 pub(super) fn write_beside(dir: BorrowedFd<'_>, name: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut beside = name.as_os_str().to_owned();
     beside.push(".new");
-    let fd = rustix::fs::openat(
-        dir,
-        &beside,
-        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-        Mode::RUSR | Mode::WUSR,
-    )?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = rustix::fs::openat(dir, &beside, flags, Mode::RUSR | Mode::WUSR)?;
     File::from(fd).write_all(bytes)?;
     Ok(rustix::fs::renameat(dir, &beside, dir, name)?)
 }

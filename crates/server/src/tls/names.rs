@@ -7,7 +7,7 @@
 //! and about 25 s of CPU time to a debug build, for this one extension. webpki, which has parsed the certificate
 //! before, has no access to e-mail names.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 /// ASN.1 tags on the path to the extension.
 const SEQUENCE: u8 = 0x30;
@@ -108,11 +108,8 @@ fn general_names(mut list: &[u8]) -> Vec<CertificateName> {
 }
 
 fn ip(value: &[u8]) -> Option<IpAddr> {
-    match value.len() {
-        4 => <[u8; 4]>::try_from(value).ok().map(|bytes| Ipv4Addr::from(bytes).into()),
-        16 => <[u8; 16]>::try_from(value).ok().map(|bytes| Ipv6Addr::from(bytes).into()),
-        _ => None,
-    }
+    let v4 = <[u8; 4]>::try_from(value).map(IpAddr::from);
+    v4.or_else(|_| <[u8; 16]>::try_from(value).map(IpAddr::from)).ok()
 }
 
 /// The content of an element with this tag, and the bytes after it.

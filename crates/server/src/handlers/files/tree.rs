@@ -80,13 +80,7 @@ fn entry(entry: &files::DirectoryEntry) -> wire::DirectoryEntry {
         is_file: entry.is_file,
         is_symlink: Some(entry.is_symlink),
         file_name_base64,
-        kind: None,
-        size: None,
-        mode: None,
-        modified_at: None,
-        owner: None,
-        link_target: None,
-        link_target_base64: None,
+        ..wire::DirectoryEntry::default()
     }
 }
 
