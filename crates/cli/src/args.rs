@@ -30,20 +30,7 @@ use rustix::fs::FileType;
 
 use crate::{hints, print_config};
 
-pub(crate) use access::{AccessArgs, AuditArgs, AuditCommand, TokenArgs, TokenCommand, TokenCreateArgs, TokenFileArgs};
-pub(crate) use bounds::LimitArgs;
-pub(crate) use client::{
-    AttachArgs, ConnectArgs, ForgetArgs, InheritArg, KillArgs, LogsArgs, PruneArgs, PsArgs, RunArgs, SandboxArgs,
-    WaitArgs,
-};
-pub(crate) use copy::{CopyArgs, ServerName};
-pub(crate) use files::{
-    CatArgs, FilesArgs, FilesCommand, GrepArgs, LsArgs, MkdirArgs, RmArgs, StatArgs, TreeArgs, WatchArgs,
-};
-pub(crate) use mcp::{
-    BridgeArgs, McpArgs, McpCallArgs, McpCommand, McpConfigArgs, McpListArgs, McpServeArgs, McpStatusArgs,
-};
-pub(crate) use values::{Bound, Ttl};
+pub(crate) use {access::*, bounds::LimitArgs, client::*, copy::*, files::*, mcp::*, values::Bound, values::Ttl};
 
 /// Set by the client for a server that it starts in the background.
 pub(crate) const DETACHED: &str = "--detached";
@@ -136,17 +123,21 @@ pub(crate) enum Command {
     /// Copy files and trees to, from and between servers.
     Cp(CopyArgs),
     /// List, read, search, watch and change files on a server.
-    Fs(FilesArgs),
+    #[command(subcommand, after_help = files::FS_HELP)]
+    Fs(FilesCommand),
     /// Run MCP servers on another machine, or offer a machine as an MCP server.
-    Mcp(McpArgs),
+    #[command(subcommand, after_help = mcp::MCP_HELP)]
+    Mcp(McpCommand),
     /// Serve processes over WebSocket, Unix sockets or stdio. `exec-server --listen URL` is the same.
     Serve(Box<ServeArgs>),
     /// Connect stdin and stdout to the server of a state directory; start the server if none runs.
     DialStdio(DialStdioArgs),
     /// Create, list and revoke tokens with a name and permissions.
-    Token(TokenArgs),
+    #[command(subcommand, after_help = access::TOKEN_HELP)]
+    Token(TokenCommand),
     /// Verify an audit log.
-    Audit(AuditArgs),
+    #[command(subcommand, after_help = access::AUDIT_HELP)]
+    Audit(AuditCommand),
     /// Report what this host can and cannot enforce, with remedies.
     Doctor(DoctorArgs),
     /// Print the completion script of a shell.

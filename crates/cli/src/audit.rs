@@ -8,10 +8,7 @@ use std::{
 use anyhow::Context as _;
 use exec_server_server::audit::{self, Anchor, ExpectedLog, VerifyError, VerifyReport};
 
-use crate::{
-    args::{AuditArgs, AuditCommand},
-    print, state_location,
-};
+use crate::{args::AuditCommand, print, state_location};
 
 /// Exit code for a log that was changed, cut or replaced.
 const BROKEN: u8 = 1;
@@ -21,8 +18,8 @@ struct FoundAnchor {
     anchor: Anchor,
 }
 
-pub(crate) fn run(args: &AuditArgs) -> anyhow::Result<ExitCode> {
-    let Err(error) = verify(&args.command) else { return Ok(ExitCode::SUCCESS) };
+pub(crate) fn run(command: &AuditCommand) -> anyhow::Result<ExitCode> {
+    let Err(error) = verify(command) else { return Ok(ExitCode::SUCCESS) };
     match error.downcast_ref() {
         None | Some(VerifyError::Io { .. }) => Err(error),
         Some(VerifyError::Broken { .. } | VerifyError::TailRemoved { .. } | VerifyError::Missing { .. }) => {

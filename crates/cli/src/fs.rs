@@ -32,8 +32,8 @@ use crate::{
     runtime,
 };
 
-pub(crate) fn run(args: &args::FilesArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
-    match &args.command {
+pub(crate) fn run(command: &FilesCommand, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
+    match command {
         FilesCommand::Ls(args) => with_server(&args.connect, token, async |remote| list::ls(remote, args).await),
         FilesCommand::Cat(args) => with_server(&args.connect, token, async |remote| cat(remote, args).await),
         FilesCommand::Stat(args) => with_server(&args.connect, token, async |remote| list::stat(remote, args).await),

@@ -6,13 +6,10 @@ mod serve;
 
 use std::process::ExitCode;
 
-use crate::{
-    args::{self, McpCommand},
-    env_token,
-};
+use crate::{args::McpCommand, env_token};
 
-pub(crate) fn run(args: &args::McpArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
-    match &args.command {
+pub(crate) fn run(command: &McpCommand, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
+    match command {
         McpCommand::Bridge(args) => bridge::run(args, token),
         McpCommand::List(args) => manage::list(args, token),
         McpCommand::Status(args) => manage::status(args, token),

@@ -19,7 +19,7 @@ use exec_server_server::{
 use serde_json::json;
 
 use crate::{
-    args::{TokenArgs, TokenCommand, TokenCreateArgs, TokenFileArgs},
+    args::{TokenCommand, TokenCreateArgs, TokenFileArgs},
     display::{self, Palette},
     listeners, print, state_location,
 };
@@ -27,8 +27,8 @@ use crate::{
 /// Exit code if the named entry does not exist, or exists already.
 const NO_ENTRY: u8 = 1;
 
-pub(crate) fn run(args: &TokenArgs) -> anyhow::Result<ExitCode> {
-    let done = match &args.command {
+pub(crate) fn run(command: &TokenCommand) -> anyhow::Result<ExitCode> {
+    let done = match command {
         TokenCommand::Create(args) => create(args),
         TokenCommand::List { json, location } => list(&file(location)?, *json),
         TokenCommand::Revoke { name, location } => revoke(&file(location)?, name),

@@ -7,7 +7,7 @@ use exec_server_server::{access::SandboxFloor, audit::AuditPolicy, listen::Liste
 
 use super::values;
 
-const TOKEN_HELP: &str = "\
+pub(super) const TOKEN_HELP: &str = "\
 A token is printed once and not stored; the file has only its digest. A running server applies a change within a second: \
 revoked and expired clients are disconnected, their processes keep running, and a new token with the same name finds them again.
 
@@ -24,7 +24,7 @@ Examples:
   exec-server token list
   exec-server token revoke ci";
 
-const AUDIT_HELP: &str = "\
+pub(super) const AUDIT_HELP: &str = "\
 Each line of an audit log has the hash of the previous one. Give the parts of a rotated log in order, the oldest first. \
 The anchor, a file in the server's state directory, records where the log began and how far it was written. With the anchor, a truncated end and \
 a replaced log are detected; without it they are not, and the output says so. The anchor is searched in --state-dir; by default in the state \
@@ -68,14 +68,6 @@ impl AccessArgs {
 enum AuditMode {
     BestEffort,
     Strict,
-}
-
-/// `exec-server token …`.
-#[derive(Debug, Args)]
-#[command(after_help = TOKEN_HELP)]
-pub(crate) struct TokenArgs {
-    #[command(subcommand)]
-    pub(crate) command: TokenCommand,
 }
 
 /// A subcommand of `token`.
@@ -145,14 +137,6 @@ pub(crate) struct TokenFileArgs {
     /// Server of this machine that clients reach at this URL
     #[arg(long, value_name = "URL")]
     pub(crate) connect: Option<String>,
-}
-
-/// `exec-server audit …`.
-#[derive(Debug, Args)]
-#[command(after_help = AUDIT_HELP)]
-pub(crate) struct AuditArgs {
-    #[command(subcommand)]
-    pub(crate) command: AuditCommand,
 }
 
 /// A subcommand of `audit`.

@@ -9,7 +9,7 @@ use clap::{
 
 use super::{client::ConnectArgs, values};
 
-const FS_HELP: &str = "\
+pub(super) const FS_HELP: &str = "\
 Paths are on the server: relative ones start at its directory, and `~` is its home directory (quote it, \
 or your shell expands it). Without a server they are paths of this machine, relative to this directory, \
 and the user's own server accesses them.
@@ -114,14 +114,6 @@ Exit codes: 0; 1 a directory could not be created; 255; see `exec-server fs --he
 
 Examples:
   exec-server fs mkdir -p --connect ssh://host /srv/app/releases";
-
-/// Flags of `fs`.
-#[derive(Debug, Args)]
-#[command(after_help = FS_HELP, arg_required_else_help = true)]
-pub(crate) struct FilesArgs {
-    #[command(subcommand)]
-    pub(crate) command: FilesCommand,
-}
 
 /// What to do with files.
 #[derive(Debug, Subcommand)]

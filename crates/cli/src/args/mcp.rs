@@ -7,7 +7,7 @@ use exec_server_server::admission::AllowedHost;
 
 use super::{client::ConnectArgs, values};
 
-const MCP_HELP: &str = "\
+pub(super) const MCP_HELP: &str = "\
 Exit codes: see the help of each command, such as `exec-server mcp call --help`
 
 Examples:
@@ -15,14 +15,6 @@ Examples:
   exec-server mcp list
   exec-server mcp call time get_current_time '{\"timezone\": \"UTC\"}'
   exec-server mcp serve --connect ssh://host";
-
-/// Flags of `mcp`.
-#[derive(Debug, Args)]
-#[command(after_help = MCP_HELP)]
-pub(crate) struct McpArgs {
-    #[command(subcommand)]
-    pub(crate) command: McpCommand,
-}
 
 /// What to do with MCP servers.
 #[derive(Debug, Subcommand)]
@@ -257,8 +249,7 @@ mod tests {
         let line =
             "exec-server mcp bridge --env A --env B=c=d --env C= --env-remote E --keep 3s -- prog --env X=y --keep";
         let parsed = try_parse(normalized(line.split(' ').map(Into::into), false));
-        let Ok(Command::Mcp(mcp)) = parsed else { panic!("{parsed:?}") };
-        let McpCommand::Bridge(bridge) = mcp.command else { panic!("{mcp:?}") };
+        let Ok(Command::Mcp(McpCommand::Bridge(bridge))) = parsed else { panic!("{parsed:?}") };
         let variable = |name: &str, value: Option<&str>| (name.to_owned(), value.map(str::to_owned));
         assert_eq!(bridge.env, [variable("A", None), variable("B", Some("c=d")), variable("C", Some(""))]);
         assert_eq!((bridge.env_remote, bridge.keep), (vec!["E".to_owned()], Duration::from_secs(3)));
