@@ -8,7 +8,7 @@ use exec_server_client::{
     environment::{self, Choice, EnvironmentError, Identity, RemoteSpec},
     protocol::{
         initialize::Ttl,
-        process::{AdoptingSession, ListResult, ProcessInfo, Scope},
+        process::{AdoptingSession, ProcessInfo, Scope},
     },
 };
 use tokio::{task::JoinSet, time};
@@ -136,10 +136,15 @@ impl Server {
 
     /// Connects. `set` adds the session options of the command.
     pub(crate) async fn open(&self, set: impl FnOnce(Builder) -> Builder) -> Result<Client, Error> {
+        // The `connect_timeout` of `environments.toml` bounds all attempts together.
+        let first_connect = match &self.location {
+            ServerLocation::PerUser(_) => PER_USER_CONNECT,
+            ServerLocation::Remote(spec, _) => spec.connect_timeout.unwrap_or(FIRST_CONNECT),
+        };
         let mut builder = Client::builder()
             .name(concat!("exec-server/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(FIRST_CONNECT)
-            .connect_retry_for(self.wait.unwrap_or_else(|| self.first_connect()))
+            .connect_retry_for(self.wait.unwrap_or(first_connect))
             .report_stall_after(STALLED_AFTER)
             .startup_grace(self.wait.is_none().then_some(STARTUP_GRACE));
         if let Some(within) = self.recover_for {
@@ -177,14 +182,6 @@ impl Server {
         match &self.location {
             ServerLocation::PerUser(dir) => format!("the server of `{}`", dir.display()),
             ServerLocation::Remote(spec, _) => spec.target.to_string(),
-        }
-    }
-
-    /// How long the first connection may take. The `connect_timeout` of `environments.toml` bounds all attempts together.
-    fn first_connect(&self) -> Duration {
-        match &self.location {
-            ServerLocation::PerUser(_) => PER_USER_CONNECT,
-            ServerLocation::Remote(spec, _) => spec.connect_timeout.unwrap_or(FIRST_CONNECT),
         }
     }
 
@@ -231,15 +228,15 @@ impl ListingSession {
             Some(server) => server,
             None => Server::per_user(args)?,
         };
-        if !server.may_have_processes()? {
-            let notices = JoinSet::new();
-            return Ok(Self { server, client: None, all: Vec::new(), adopting: Vec::new(), notices });
+        let mut session = Self { server, client: None, all: Vec::new(), adopting: Vec::new(), notices: JoinSet::new() };
+        session.connect().await?;
+        if let Some(client) = &session.client {
+            session.notices.spawn(link::report_on_stderr(client));
+            let listed = client.listing(Scope::All).await.context("list processes")?;
+            session.all = listed.processes;
+            session.adopting = listed.adopting;
         }
-        let client = server.open(|builder| builder.ttl(Ttl::Ms(SHORT_SESSION_TTL_MS))).await?;
-        let mut notices = JoinSet::new();
-        notices.spawn(link::report_on_stderr(&client));
-        let ListResult { processes: all, adopting, .. } = client.listing(Scope::All).await.context("list processes")?;
-        Ok(Self { server, client: Some(client), all, adopting, notices })
+        Ok(session)
     }
 
     /// Every process of the first listing, with the client to use for it.
@@ -247,8 +244,8 @@ impl ListingSession {
         self.client.iter().flat_map(|client| self.all.iter().map(move |info| (client, info)))
     }
 
-    /// Connects if the session began without a server and one runs now.
-    pub(crate) async fn connect_again(&mut self) -> anyhow::Result<()> {
+    /// Connects if the session has no server yet and one runs now.
+    pub(crate) async fn connect(&mut self) -> anyhow::Result<()> {
         if self.client.is_none() && self.server.may_have_processes()? {
             self.client = Some(self.server.open(|builder| builder.ttl(Ttl::Ms(SHORT_SESSION_TTL_MS))).await?);
         }

@@ -158,26 +158,18 @@ impl<'a> ForgetRun<'a> {
     /// the first error.
     async fn finish(self) -> (Vec<&'a ProcessInfo>, Option<anyhow::Error>) {
         let client = self.listing.client.as_ref().filter(|client| !client.server().capabilities.auto_forget);
-        if let Some(client) = client {
-            let sessions = self.done.iter().map(|info| info.session_id.clone()).collect();
-            for session in emptied(client, sessions).await {
-                shorten(&self.listing.server, &session).await;
+        // If the listing fails, the sessions still end by their own time-to-live.
+        if let Some(client) = client.filter(|_| !self.done.is_empty())
+            && let Ok(all) = client.list(Scope::All).await
+        {
+            let mut sessions: BTreeSet<&SessionId> = self.done.iter().map(|info| &info.session_id).collect();
+            sessions.retain(|session| all.iter().all(|process| process.session_id != **session));
+            for session in sessions {
+                shorten(&self.listing.server, session).await;
             }
         }
         (self.done, self.failed)
     }
-}
-
-/// The given sessions that no longer have a process; none if the listing fails.
-async fn emptied(client: &Client, mut sessions: BTreeSet<SessionId>) -> BTreeSet<SessionId> {
-    if sessions.is_empty() {
-        return sessions;
-    }
-    match client.list(Scope::All).await {
-        Ok(all) => sessions.retain(|session| all.iter().all(|process| process.session_id != *session)),
-        Err(_) => sessions.clear(), // The sessions still end by their own time-to-live.
-    }
-    sessions
 }
 
 /// Shortens the time-to-live of an empty session. A session with an attached client cannot be resumed and stays as it is.

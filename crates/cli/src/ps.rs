@@ -104,7 +104,7 @@ async fn watch(args: &args::PsArgs, session: &mut ListingSession) -> anyhow::Res
             }
         }
         is_first = false;
-        session.connect_again().await?;
+        session.connect().await?;
         let client = session.client.clone();
         let listing = async {
             time::sleep_until(next).await;
