@@ -3,7 +3,6 @@
 use std::{
     env,
     fs::OpenOptions,
-    io,
     os::unix::fs::OpenOptionsExt as _,
     path::PathBuf,
     process::{self, ExitCode},
@@ -120,7 +119,7 @@ struct ServerParts<'a> {
 async fn serve(parts: ServerParts<'_>) -> anyhow::Result<()> {
     let ServerParts { args, location, token, tls, holders, run_as, audit } = parts;
     // Register the handlers before anything is visible from outside, so that an early signal drains too.
-    let mut signals = ShutdownSignals::new()?;
+    let mut signals = SignalStream::for_ending()?;
     let access = Arc::new(open_access(args, location, token.as_ref())?);
     let config = Config { orphan_ttl: orphan_ttl(args, location), ..core_config(args, run_as, audit.clone())? };
     let core = Core::new(config, holders);
@@ -151,7 +150,13 @@ async fn serve(parts: ServerParts<'_>) -> anyhow::Result<()> {
     tasks.spawn(watching);
     notify::send_state("READY=1");
     let stopped = async {
-        stop(&core, &mut signals, args.exit_when_idle).await;
+        // Both are cancel-safe.
+        tokio::select! {
+            () = signals.shutdown() => {}
+            () = core.retire_after(args.exit_when_idle.unwrap_or_default()), if args.exit_when_idle.is_some() => {
+                tracing::info!("idle for long enough, shutting down");
+            }
+        }
         notify::send_state("STOPPING=1");
     };
     let ended = server.run(stopped).await;
@@ -165,17 +170,6 @@ async fn serve(parts: ServerParts<'_>) -> anyhow::Result<()> {
 /// How long sessions of a private state directory stay after the server was killed.
 fn orphan_ttl(args: &args::ServeArgs, location: &StateLocation) -> Option<Duration> {
     location.is_private.then_some(args.orphan_ttl)
-}
-
-/// Returns when a signal arrives, or when the server has been idle for long enough.
-async fn stop(core: &Core, signals: &mut ShutdownSignals, idle: Option<Duration>) {
-    // Both are cancel-safe.
-    tokio::select! {
-        () = signals.first() => {}
-        () = core.retire_after(idle.unwrap_or_default()), if idle.is_some() => {
-            tracing::info!("idle for long enough, shutting down");
-        }
-    }
 }
 
 /// The access rules: clients need the owner's token, an entry in the token file or a certificate; with `--auth none` everyone may connect.
@@ -244,7 +238,7 @@ fn secrets(args: &args::ServeArgs) -> Vec<PathBuf> {
     absolute(files.chain(anchors).chain(args.listen.iter().filter_map(socket)).chain(credentials))
 }
 
-fn absolute(paths: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
+pub(crate) fn absolute(paths: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
     paths.filter_map(|path| std::path::absolute(path).ok()).collect()
 }
 
@@ -350,28 +344,4 @@ fn raise_nofile() -> Option<(u64, u64)> {
     }
     // `None` means unlimited.
     Some((limit.current.unwrap_or(u64::MAX), limit.maximum.unwrap_or(u64::MAX)))
-}
-
-/// The signals that shut a server down.
-pub(crate) struct ShutdownSignals(SignalStream);
-
-impl ShutdownSignals {
-    /// Registers the handlers.
-    pub(crate) fn new() -> io::Result<Self> {
-        SignalStream::for_ending().map(Self)
-    }
-
-    /// Waits for the first signal. From then on, the next signal ends the program at once.
-    pub(crate) async fn first(&mut self) {
-        self.0.next_number().await;
-        let again = SignalStream::for_ending();
-        // The task has no owner: it ends with the process.
-        #[expect(clippy::disallowed_methods, reason = "this task's end is the end of the program")]
-        tokio::spawn(async move {
-            if let Ok(mut again) = again {
-                again.next_number().await;
-                process::exit(1);
-            }
-        });
-    }
 }

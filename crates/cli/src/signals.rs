@@ -1,6 +1,6 @@
 //! Signals that a client command handles itself instead of being ended by them.
 
-use std::{future, io};
+use std::{future, io, process};
 
 use rustix::process::Signal as Number;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -69,6 +69,20 @@ impl SignalStream {
                 SignalEvent::Resized | SignalEvent::Continued => {}
             }
         }
+    }
+
+    /// Waits for the first signal that shuts a server down. From then on, the next one ends the program at once.
+    pub(crate) async fn shutdown(&mut self) {
+        self.next_number().await;
+        let again = Self::for_ending();
+        // The task has no owner: it ends with the process.
+        #[expect(clippy::disallowed_methods, reason = "this task's end is the end of the program")]
+        tokio::spawn(async move {
+            if let Ok(mut again) = again {
+                again.next_number().await;
+                process::exit(1);
+            }
+        });
     }
 }
 

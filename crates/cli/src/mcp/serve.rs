@@ -24,7 +24,7 @@ use tokio::net::TcpListener;
 use zeroize::Zeroizing;
 
 use crate::{
-    args, connect, connect::Server, env_token, ids, link, print, runtime, serve::ShutdownSignals, state_location,
+    args, connect, connect::Server, env_token, ids, link, print, runtime, signals::SignalStream, state_location,
 };
 
 /// How long the executor keeps our processes if we disappear without ending the session.
@@ -42,13 +42,11 @@ pub(crate) fn run(args: &args::McpServeArgs, token: Option<env_token::StoredToke
     let client_token = from_env.as_ref().map(|value| ClientToken::new(value.as_slice()));
     let client_token = client_token.transpose().with_context(|| format!("use `{}`", env_token::NAME))?;
     let server = Server::find_with(&args.connect, client_token)?;
-    let door_token = match args.http {
-        Some(_) => Some(find_token(args, from_env.filter(|_| server.is_none()), server.is_none())?),
-        None => None,
-    };
+    let is_here = server.is_none();
+    let door_token = args.http.map(|_| find_token(args, from_env.filter(|_| is_here), is_here)).transpose()?;
     runtime::block_on(async {
         // Before anything is started, so that an early signal also causes an orderly shutdown.
-        let signals = ShutdownSignals::new().context("listen to signals")?;
+        let signals = SignalStream::for_ending().context("listen to signals")?;
         match server {
             None => {
                 // Each MCP session gets an embedded server. That is the simplest way to end everything with the session, and it costs one
@@ -74,7 +72,7 @@ async fn remote(
     args: &args::McpServeArgs,
     token: Option<Token>,
     server: Server,
-    signals: ShutdownSignals,
+    signals: SignalStream,
 ) -> anyhow::Result<()> {
     let server = Arc::new(server);
     let first = open(&server).await?;
@@ -111,7 +109,7 @@ async fn serve(
     token: Option<Token>,
     open: OpenSession,
     inherit: Inherit,
-    mut signals: ShutdownSignals,
+    mut signals: SignalStream,
 ) -> anyhow::Result<()> {
     // A remote executor protects its own files, and our local paths mean nothing there.
     let is_here = inherit == Inherit::All;
@@ -132,7 +130,7 @@ async fn serve(
     };
     let server = tokio::select! {
         server = McpServer::new(config) => server?,
-        () = signals.first() => return Ok(()),
+        () = signals.shutdown() => return Ok(()),
     };
     let served = async {
         match (listener, token) {
@@ -144,7 +142,7 @@ async fn serve(
         }
     };
     let ended = async {
-        signals.first().await;
+        signals.shutdown().await;
         server.end();
         std::future::pending::<()>().await
     };
@@ -208,8 +206,7 @@ fn find_token(args: &args::McpServeArgs, from_env: Option<Zeroizing<Vec<u8>>>, i
 fn secrets(args: &args::McpServeArgs) -> Vec<PathBuf> {
     let files = [&args.http_token_file, &args.connect.token_file].into_iter().flatten().cloned();
     let credentials = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
-    let all = files.chain(credentials).chain(state_location::state_home().ok());
-    all.filter_map(|path| std::path::absolute(path).ok()).collect()
+    crate::serve::absolute(files.chain(credentials).chain(state_location::state_home().ok()))
 }
 
 /// Refuses to send a token over a network in plaintext unless the user explicitly allows it.
