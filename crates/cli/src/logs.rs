@@ -60,7 +60,7 @@ async fn show(args: &args::LogsArgs, listing: &ListingSession) -> anyhow::Result
         },
         (true, false) => {
             let stdout = exec_server_rpc::stdio().writer;
-            let printing = OutputWriter::new(process.clone(), stdout, StreamRole::Guest).run(events());
+            let printing = OutputWriter::new(process.clone(), stdout, StreamRole::Guest, 0).run(events());
             let ended = tokio::select! {
                 ended = printing => ended?,
                 () = stall::watch(&process) => return Ok(()),

@@ -6,7 +6,7 @@
 //! Failure paths: a process that takes no more input is not an error. If our stdin cannot be read or forwarded, the process never gets EOF,
 //! because the program would take partial input for complete input.
 
-use std::{future, io, time::Duration};
+use std::{io, time::Duration};
 
 use exec_server_client::{Error, Generation, Process, Stdin};
 use exec_server_protocol::failure::Kind;
@@ -127,16 +127,10 @@ pub(crate) async fn forward(
             Err(_) => keys.release(),
         };
         // A process that does not read blocks this write, and EOF on our stdin would go unnoticed.
-        let hung_up = async {
-            match input.at_eof {
-                AtEof::Report => hung_up().await,
-                AtEof::Close | AtEof::KeepOpen => future::pending().await,
-            }
-        };
         let passed = tokio::select! {
             biased;
             passed = to.pass(passed) => passed,
-            () = hung_up => return InputEnd::Eof,
+            () = hung_up(), if input.at_eof == AtEof::Report => return InputEnd::Eof,
         };
         if let Err(error) = passed {
             return InputEnd::Refused(error);
@@ -231,10 +225,7 @@ impl ProcessStdin {
 }
 
 fn is_unsupported(error: &io::Error) -> bool {
-    match client_error(error) {
-        Some(error) => matches!(error, Error::Protocol(_)),
-        None => error.kind() == io::ErrorKind::Other,
-    }
+    client_error(error).map_or(error.kind() == io::ErrorKind::Other, |error| matches!(error, Error::Protocol(_)))
 }
 
 /// The client library's error inside an `io::Error`.

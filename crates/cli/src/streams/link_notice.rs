@@ -40,30 +40,31 @@ impl LinkNotice {
             return std::future::pending().await;
         }
         let state = self.state.borrow_and_update().clone();
-        match state {
+        let (problem, text) = match state {
             // The reconnect now fails for another reason than the first one.
             ConnectionState::Recovering { reason } if matches!(self.problem, Some((LinkProblem::Lost, _))) => {
-                let text = format!("still reconnecting: {}", ids::clean(&reason));
-                self.report(LinkProblem::Lost, text);
-                false
+                (LinkProblem::Lost, format!("still reconnecting: {}", ids::clean(&reason)))
             }
             ConnectionState::Recovering { reason } => {
-                let text = format!("connection lost ({}); reconnecting", ids::clean(&reason));
-                self.report(LinkProblem::Lost, text);
-                false
+                (LinkProblem::Lost, format!("connection lost ({}); reconnecting", ids::clean(&reason)))
             }
             ConnectionState::Stalled { silent } => {
-                let text = format!("no answer for {} s; waiting", silent.as_secs());
-                self.report(LinkProblem::Silent, text);
-                false
+                (LinkProblem::Silent, format!("no answer for {} s; waiting", silent.as_secs()))
             }
-            ConnectionState::Connected => self.report_end(),
+            ConnectionState::Connected => return self.report_end(),
             // The caller prints the error of a lost session.
             _ => {
                 self.hide();
-                false
+                return false;
             }
+        };
+        if self.has_screen {
+            terminal::show_status(&format!("exec-server: {text}"), self.problem.is_some());
+        } else {
+            notice!("{text}");
         }
+        self.problem = Some((problem, text));
+        false
     }
 
     /// Draws the line again after the terminal was resized.
@@ -71,15 +72,6 @@ impl LinkNotice {
         if let Some((_, text)) = self.problem.as_ref().filter(|_| self.has_screen) {
             terminal::show_status(&format!("exec-server: {text}"), true);
         }
-    }
-
-    fn report(&mut self, problem: LinkProblem, text: String) {
-        if self.has_screen {
-            terminal::show_status(&format!("exec-server: {text}"), self.problem.is_some());
-        } else {
-            notice!("{text}");
-        }
-        self.problem = Some((problem, text));
     }
 
     fn report_end(&mut self) -> bool {

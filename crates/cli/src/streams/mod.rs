@@ -88,7 +88,7 @@ impl StreamForwarder {
         typing.spawn(forward(process.clone(), stdio.reader, input, client.server().generation));
         let stall = stall::watch(&process);
         tokio::pin!(stall);
-        let output = OutputWriter::new(process.clone(), stdio.writer, role).replaying_to(replayed_to).run(events);
+        let output = OutputWriter::new(process.clone(), stdio.writer, role, replayed_to).run(events);
         tokio::pin!(output);
         let has_screen = process.is_tty() && terminal.is_some() && io::stdout().is_terminal();
         let mut link = LinkNotice::new(client.watch_state(), has_screen);

@@ -72,7 +72,8 @@ pub(crate) struct OutputWriter<W> {
 }
 
 impl<W: AsyncWrite + Unpin> OutputWriter<W> {
-    pub(crate) fn new(process: Process, stdout: W, role: StreamRole) -> Self {
+    /// Events up to `replayed_to` are a replay, which may have gaps.
+    pub(crate) fn new(process: Process, stdout: W, role: StreamRole, replayed_to: u64) -> Self {
         Self {
             process,
             role,
@@ -83,15 +84,9 @@ impl<W: AsyncWrite + Unpin> OutputWriter<W> {
             is_hung_up: false,
             failed: None,
             exit: None,
-            replayed_to: 0,
+            replayed_to,
             ending: JoinSet::new(),
         }
-    }
-
-    /// Marks events up to this number as a replay, which may have gaps.
-    pub(crate) fn replaying_to(mut self, seq: u64) -> Self {
-        self.replayed_to = seq;
-        self
     }
 
     /// Writes all output. Returns when the process has closed, or when a guest's stdout is closed.
