@@ -159,7 +159,7 @@ impl CopyReporter {
 
     /// Prints a message above the progress line.
     fn report(&self, text: &str) {
-        self.with(|line| line.wipe());
+        self.with(|_| progress::put("\r\x1b[K"));
         report!("{}", ids::clean(text));
     }
 }

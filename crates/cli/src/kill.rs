@@ -14,6 +14,7 @@ use exec_server_client::{
     protocol::process::{ProcessInfo, SignalParams, TerminateParams},
     requests::{ProcessSignal, ProcessTerminate},
 };
+use exec_server_protocol::signal;
 use futures_util::future;
 use tokio::time::{self, Instant};
 
@@ -43,10 +44,6 @@ pub(crate) fn run(args: &args::KillArgs, token: Option<env_token::StoredToken>) 
         }
         failed.map_or(Ok(0), Err)
     })
-}
-
-fn is_kill(name: &str) -> bool {
-    exec_server_protocol::signal::number(name) == exec_server_protocol::signal::number("KILL")
 }
 
 /// Keeps the first error as the result of the command. Later errors are printed at once.
@@ -96,7 +93,9 @@ pub(crate) async fn send(
     let (waits, until_closed, grace) = match method {
         KillMethod::Terminate(grace) => (waits, true, grace),
         // Only SIGKILL is certain to end a process; a program can handle any other signal.
-        KillMethod::Signal(name) => (waits && is_kill(name) && !info.exited, false, Duration::ZERO),
+        KillMethod::Signal(name) => {
+            (waits && signal::number(name) == signal::number("KILL") && !info.exited, false, Duration::ZERO)
+        }
     };
     let after = info.next_seq.saturating_sub(1);
     let process = if waits { Some(logs::attach(client, info, after, false).await?) } else { None };

@@ -85,10 +85,6 @@ impl ProgressLine {
         self.draw_sometimes();
     }
 
-    pub(super) fn wipe(&self) {
-        put("\r\x1b[K");
-    }
-
     pub(super) fn finish(&mut self) {
         // The copy has ended, so every file has been begun and `begun` is the total.
         self.total.get_or_insert(self.begun);
@@ -148,7 +144,7 @@ impl ProgressLine {
     }
 }
 
-fn put(text: &str) {
+pub(super) fn put(text: &str) {
     io::stderr().write_all(text.as_bytes()).ok(); // A lost terminal needs no progress line.
 }
 

@@ -119,7 +119,8 @@ pub(crate) fn call(args: &args::McpCallArgs, token: Option<env_token::StoredToke
     setup.config.servers.retain(|name, _| *name == args.server);
     let mut call = ToolCall::new(&args.server, &args.tool);
     call.arguments = arguments;
-    if io::stderr().is_terminal() {
+    let is_watched = io::stderr().is_terminal();
+    if is_watched {
         call.on_progress = Some(Arc::new(|step| {
             let total = step.total.map(|total| format!("/{total}")).unwrap_or_default();
             let words = step.message.map(|words| format!(": {}", ids::clean(&words))).unwrap_or_default();
@@ -127,7 +128,7 @@ pub(crate) fn call(args: &args::McpCallArgs, token: Option<env_token::StoredToke
         }));
     }
     // If stdin carries the arguments, the user cannot answer questions on it.
-    let asks = ask::can_ask() && args.arguments.as_deref() != Some("-");
+    let asks = io::stdin().is_terminal() && is_watched && args.arguments.as_deref() != Some("-");
     let elicit = asks.then(|| {
         let lines = BufReader::new(tokio::io::stdin());
         let prompt = ask::TerminalPrompt { lines, screen: Box::new(io::stderr()) };

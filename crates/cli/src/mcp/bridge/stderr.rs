@@ -23,15 +23,10 @@ const LAST_WITHIN: Duration = Duration::from_secs(1);
 
 /// The sending side of the queue.
 pub(super) struct StderrForwarder {
-    line: mpsc::Sender<StderrPiece>,
+    line: mpsc::Sender<Vec<u8>>,
     /// Bytes dropped since the last piece that was queued.
     missing: u64,
     writer: JoinSet<()>,
-}
-
-struct StderrPiece {
-    missing: u64,
-    bytes: Vec<u8>,
 }
 
 impl StderrForwarder {
@@ -48,7 +43,13 @@ impl StderrForwarder {
         let patience = if self.missing == 0 { PATIENCE } else { Duration::ZERO };
         match time::timeout(patience, self.line.reserve()).await {
             Ok(Ok(room)) => {
-                room.send(StderrPiece { missing: std::mem::take(&mut self.missing), bytes: bytes.to_vec() })
+                let mut piece = Vec::new();
+                if self.missing > 0 {
+                    let missing = std::mem::take(&mut self.missing);
+                    piece = format!("\nexec-server: {missing} bytes of the server's stderr were dropped here\n").into();
+                }
+                piece.extend_from_slice(bytes);
+                room.send(piece);
             }
             // The writer has ended because our stderr is closed. Programs normally continue without stderr, and so do we.
             Ok(Err(_)) => {}
@@ -63,15 +64,9 @@ impl StderrForwarder {
     }
 }
 
-async fn write(mut pieces: mpsc::Receiver<StderrPiece>, mut stderr: Stderr) {
-    while let Some(StderrPiece { missing, bytes }) = pieces.recv().await {
-        if missing > 0 {
-            let line = format!("\nexec-server: {missing} bytes of the server's stderr were dropped here\n");
-            if stderr.write_all(line.as_bytes()).await.is_err() {
-                return;
-            }
-        }
-        if stderr.write_all(&bytes).await.is_err() || stderr.flush().await.is_err() {
+async fn write(mut pieces: mpsc::Receiver<Vec<u8>>, mut stderr: Stderr) {
+    while let Some(piece) = pieces.recv().await {
+        if stderr.write_all(&piece).await.is_err() || stderr.flush().await.is_err() {
             return;
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Text from the server is shown with control characters escaped and with the name of the server. EOF declines.
 
-use std::io::{self, IsTerminal as _, Write};
+use std::io::Write;
 
 use serde_json::{Map, Value};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _};
@@ -22,11 +22,6 @@ pub(super) struct TerminalPrompt<L> {
     /// One reader for all questions, so that input buffered for a cancelled question is not lost.
     pub(super) lines: L,
     pub(super) screen: Box<dyn Write + Send>,
-}
-
-/// Whether a user is at a terminal.
-pub(super) fn can_ask() -> bool {
-    io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
 impl<L: AsyncBufRead + Unpin> TerminalPrompt<L> {
@@ -177,7 +172,7 @@ mod tests {
     use super::*;
 
     fn prompt(typed: &str) -> TerminalPrompt<&[u8]> {
-        TerminalPrompt { lines: typed.as_bytes(), screen: Box::new(io::sink()) }
+        TerminalPrompt { lines: typed.as_bytes(), screen: Box::new(std::io::sink()) }
     }
 
     async fn answer(typed: &str, schema: Value) -> Option<Value> {
