@@ -53,11 +53,10 @@ pub(crate) fn of_start(error: &exec_server_client::Error) -> u8 {
 
 /// The exit code for a command that failed.
 pub(crate) fn of_error(error: &anyhow::Error) -> u8 {
-    match () {
-        () if error.is::<ProcessLookupError>() => NO_PROCESS,
-        () if error.is::<UsageError>() => USAGE,
-        () => TROUBLE,
+    if error.is::<ProcessLookupError>() {
+        return NO_PROCESS;
     }
+    if error.is::<UsageError>() { USAGE } else { TROUBLE }
 }
 
 /// Whether the server no longer has the process: it disappeared between two calls.

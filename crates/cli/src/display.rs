@@ -190,17 +190,8 @@ pub(crate) fn age(age: Duration) -> String {
     }
 }
 
-/// A point in time in the local time zone, for a column: `2026-11-18 09:45`.
-pub(crate) fn local_minute(seconds: i64) -> String {
-    local(seconds, "%Y-%m-%d %H:%M")
-}
-
-/// A point in time in the local time zone, with its offset: `2026-11-18 09:45:30 +01:00`.
-pub(crate) fn local_second(seconds: i64) -> String {
-    local(seconds, "%Y-%m-%d %H:%M:%S %:z")
-}
-
-fn local(seconds: i64, format: &str) -> String {
+/// A point in time in the local time zone.
+pub(crate) fn local_time(seconds: i64, format: &str) -> String {
     match jiff::Timestamp::from_second(seconds) {
         Ok(at) => at.to_zoned(jiff::tz::TimeZone::system()).strftime(format).to_string(),
         // After the year 9999. File systems can store such times.

@@ -4,30 +4,22 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::ids;
 
-/// Subcommands of other programs, and the command with that purpose here.
-const COMMANDS: [(&str, &str); 15] = [
-    ("ls", "ps"),
-    ("list", "ps"),
-    ("jobs", "ps"),
-    ("top", "ps"),
-    ("status", "ps"),
-    ("exec", "run"),
-    ("start", "run"),
-    ("shell", "run"),
-    ("stop", "kill"),
-    ("rm", "forget"),
-    ("remove", "forget"),
-    ("log", "logs"),
-    ("tail", "logs"),
-    ("scp", "cp"),
-    ("server", "serve"),
+/// Our commands, and the subcommands of other programs with that purpose.
+const COMMANDS: [(&str, &[&str]); 7] = [
+    ("ps", &["ls", "list", "jobs", "top", "status"]),
+    ("run", &["exec", "start", "shell"]),
+    ("kill", &["stop"]),
+    ("forget", &["rm", "remove"]),
+    ("logs", &["log", "tail"]),
+    ("cp", &["scp"]),
+    ("serve", &["server"]),
 ];
 
 /// If the unknown subcommand is one of another program, suggests ours.
 pub(crate) fn name_command(mut error: clap::Error) -> clap::Error {
     if error.kind() == ErrorKind::InvalidSubcommand
         && let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
-        && let Some((_, meant)) = COMMANDS.iter().find(|(other, _)| other == word)
+        && let Some((meant, _)) = COMMANDS.iter().find(|(_, others)| others.contains(&word.as_str()))
     {
         let meant = ContextValue::Strings(vec![(*meant).to_owned()]);
         error.insert(ContextKind::SuggestedSubcommand, meant);

@@ -3,6 +3,8 @@
 //! A user can name a process by its id, by a prefix of the id, or as `SESSION/ID` with a prefix of the session id. If several processes
 //! have the same id, it means the running one, else the latest.
 
+use std::hash::{BuildHasher as _, RandomState};
+
 use exec_server_protocol::{ProcessId, SessionId, process::ProcessInfo};
 
 pub(crate) use crate::printable::clean;
@@ -47,16 +49,11 @@ pub(crate) fn generate(program: &str) -> ProcessId {
         base.chars().filter(|c| c.is_ascii_alphanumeric() || "._+-".contains(*c)).take(STEM_MAX).collect();
     let stem = stem.trim_start_matches(['-', '.']);
     let stem = if stem.is_empty() { "process" } else { stem };
-    let suffix: String = random().map(|byte| char::from(LETTERS[usize::from(byte) % LETTERS.len()])).collect();
-    ProcessId::from(format!("{stem}-{suffix}"))
-}
-
-fn random() -> impl Iterator<Item = u8> {
     // The id only has to be new, not secret, so a few bytes of a randomly keyed hash are enough.
-    std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), std::process::id())
-        .to_le_bytes()
-        .into_iter()
-        .take(SUFFIX)
+    let random = RandomState::new().hash_one(std::process::id()).to_le_bytes();
+    let letter = |byte: &u8| char::from(LETTERS[usize::from(*byte) % LETTERS.len()]);
+    let suffix: String = random.iter().take(SUFFIX).map(letter).collect();
+    ProcessId::from(format!("{stem}-{suffix}"))
 }
 
 /// Resolves what the user typed.
@@ -68,15 +65,14 @@ pub(crate) fn resolve<'a>(asked: &str, all: &'a [ProcessInfo]) -> Result<&'a Pro
     if let Some((session, id)) = asked.split_once('/')
         && !session.is_empty()
     {
-        let within: Vec<&ProcessInfo> =
-            all.iter().filter(|info| info.session_id.as_str().starts_with(session)).collect();
-        let exact: Vec<&ProcessInfo> = within.iter().filter(|info| info.process_id.as_str() == id).copied().collect();
-        let some = if exact.is_empty() { beginning(id, &within) } else { exact };
+        let within = || all.iter().filter(|info| info.session_id.as_str().starts_with(session));
+        let exact: Vec<&ProcessInfo> = within().filter(|info| info.process_id.as_str() == id).collect();
+        let some = if exact.is_empty() { beginning(id, within()) } else { exact };
         if !some.is_empty() {
             return one(asked, &some);
         }
     }
-    one(asked, &beginning(asked, &all.iter().collect::<Vec<_>>()))
+    one(asked, &beginning(asked, all.iter()))
 }
 
 /// Whether a process with this id is not closed yet.
@@ -99,11 +95,8 @@ pub(crate) fn quoted(arg: &str) -> String {
     format!("'{}'", shown.replace('\'', "'\\''"))
 }
 
-fn beginning<'a>(id: &str, all: &[&'a ProcessInfo]) -> Vec<&'a ProcessInfo> {
-    if id.is_empty() {
-        return Vec::new();
-    }
-    all.iter().filter(|info| info.process_id.as_str().starts_with(id)).copied().collect()
+fn beginning<'a>(id: &str, all: impl Iterator<Item = &'a ProcessInfo>) -> Vec<&'a ProcessInfo> {
+    all.filter(|info| !id.is_empty() && info.process_id.as_str().starts_with(id)).collect()
 }
 
 /// The only match. Among several processes with the same id it is the only running one, else the latest.

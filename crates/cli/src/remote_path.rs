@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use exec_server_client::Client;
 use exec_server_protocol::path::PathArg;
 
@@ -19,7 +19,7 @@ impl Roots {
     /// Asks the server for its directories.
     pub(crate) async fn of(client: &Client) -> anyhow::Result<Self> {
         let info = client.environment_info().await.context("ask for the server's directory")?;
-        let cwd = info.cwd.ok_or_else(|| anyhow!("the server does not report its directory; pass absolute paths"))?;
+        let cwd = info.cwd.context("the server does not report its directory; pass absolute paths")?;
         let directory = PathArg::new(cwd).resolve().context("read the server's directory")?;
         let home = info.home_dir.map(|home| PathArg::new(home).resolve()).transpose();
         Ok(Self { directory, home: home.context("read the server's home directory")? })
@@ -27,15 +27,10 @@ impl Roots {
 
     /// Returns the absolute path. A file that is really named `~` can be written as `./~`.
     pub(crate) fn resolve(&self, path: &Path) -> anyhow::Result<PathBuf> {
-        match below_home(path) {
-            None => Ok(self.directory.join(path)),
-            Some(below) => {
-                let home = self.home.as_ref();
-                let home =
-                    home.ok_or_else(|| anyhow!("`{}`: the server does not report its home directory", path.display()))?;
-                Ok(if below.as_os_str().is_empty() { home.clone() } else { home.join(below) })
-            }
-        }
+        let Some(below) = below_home(path) else { return Ok(self.directory.join(path)) };
+        let unknown = || format!("`{}`: the server does not report its home directory", path.display());
+        let home = self.home.as_ref().with_context(unknown)?;
+        Ok(if below.as_os_str().is_empty() { home.clone() } else { home.join(below) })
     }
 }
 

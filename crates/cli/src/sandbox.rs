@@ -25,7 +25,9 @@ pub(crate) struct Grants {
 impl Grants {
     /// The grants that the flags ask for. Relative directories are resolved against `base`.
     pub(crate) fn new(args: &SandboxArgs, cwd: &Path, base: &Path) -> Self {
-        let all = |dirs: &[PathBuf]| dirs.iter().map(|dir| absolute(dir, base)).collect();
+        // Joins the paths and removes `.` parts. Keeps `..`, because only the server knows where symlinks lead.
+        let absolute = |dir: &PathBuf| base.join(dir).components().filter(|part| *part != Component::CurDir).collect();
+        let all = |dirs: &[PathBuf]| dirs.iter().map(absolute).collect();
         Self {
             cwd: cwd.to_owned(),
             read: all(&args.read),
@@ -97,11 +99,6 @@ pub(crate) fn report(grants: &Grants, process: &Process) -> anyhow::Result<()> {
         Some(_) | None => report!("{}", grants.describe()),
     }
     Ok(())
-}
-
-/// Joins the paths and removes `.` parts. Keeps `..`, because only the server knows where symlinks lead.
-fn absolute(dir: &Path, base: &Path) -> PathBuf {
-    base.join(dir).components().filter(|part| *part != Component::CurDir).collect()
 }
 
 #[cfg(test)]

@@ -8,7 +8,10 @@ use exec_server_protocol::process::Overflow;
 use exec_server_server::core::Config;
 
 use super::values;
-use crate::limits::{self, LimitValue};
+use crate::limits::{
+    self,
+    LimitValue::{Bytes, Count, Time},
+};
 
 /// Limits that users set.
 #[derive(Debug, Args)]
@@ -53,8 +56,8 @@ impl LimitArgs {
     /// Checks that involve more than one flag.
     pub(super) fn check(&self) -> Result<(), String> {
         if self.dead_after <= self.ping_every {
-            let dead = LimitValue::Time(self.dead_after);
-            let ping = LimitValue::Time(self.ping_every);
+            let dead = Time(self.dead_after);
+            let ping = Time(self.ping_every);
             return Err(format!("--dead-after ({dead}) must be longer than --ping-every ({ping})"));
         }
         Ok(())
@@ -98,18 +101,12 @@ pub(super) fn describe(mut serve: clap::Command) -> clap::Command {
         let default = limit.default.to_string();
         serve = serve.mut_arg(flag.replace('-', "_"), |arg| {
             let arg = arg.help(help).required(false).default_value(default);
-            match limit.range {
-                None => arg,
-                Some((LimitValue::Bytes(least), LimitValue::Bytes(most))) => {
-                    arg.value_parser(values::size_within(least, most))
-                }
-                Some((LimitValue::Time(least), LimitValue::Time(most))) => {
-                    arg.value_parser(values::time_within(least, most))
-                }
-                Some((LimitValue::Count(least), LimitValue::Count(most))) => {
-                    arg.value_parser(values::count_within(least, most))
-                }
-                Some((least, most)) => unreachable!("a range of two kinds: {least} and {most}"),
+            let Some(range) = limit.range else { return arg };
+            match range {
+                (Bytes(least), Bytes(most)) => arg.value_parser(values::size_within(least, most)),
+                (Time(least), Time(most)) => arg.value_parser(values::time_within(least, most)),
+                (Count(least), Count(most)) => arg.value_parser(values::count_within(least, most)),
+                (least, most) => unreachable!("a range of two kinds: {least} and {most}"),
             }
         });
     }

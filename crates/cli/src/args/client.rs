@@ -259,13 +259,9 @@ pub(crate) struct RunArgs {
 impl RunArgs {
     /// Translates `-v` into a log level, unless `--log` is given.
     pub(super) fn apply_verbosity(&mut self) {
-        if self.connect.log.is_none() {
-            self.connect.log = match self.verbose {
-                0 => None,
-                1 => Some("info".to_owned()),
-                2 => Some("debug".to_owned()),
-                _ => Some("trace".to_owned()),
-            };
+        if self.connect.log.is_none() && self.verbose > 0 {
+            let level = ["info", "debug", "trace"][usize::from(self.verbose.min(3) - 1)];
+            self.connect.log = Some(level.to_owned());
         }
     }
 }

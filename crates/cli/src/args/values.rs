@@ -34,13 +34,13 @@ pub(super) fn pids(text: &str) -> Result<Bound, &'static str> {
 
 /// A size, or `none`.
 pub(super) fn bytes(text: &str) -> Result<Bound, &'static str> {
-    match text {
-        "none" => Ok(Bound(None)),
+    if text == "none" {
+        return Ok(Bound(None));
+    }
+    match size(text)? {
         // A program cannot start with less, so every start would fail.
-        _ => match size(text)? {
-            bytes @ 1_048_576.. => Ok(Bound(Some(bytes))),
-            _ => Err("must be at least 1MiB"),
-        },
+        0..1_048_576 => Err("must be at least 1MiB"),
+        bytes => Ok(Bound(Some(bytes))),
     }
 }
 
@@ -58,11 +58,10 @@ pub(super) fn ttl(text: &str) -> Result<Ttl, &'static str> {
     if text.ends_with("ms") {
         return Err(TTL_FORMS);
     }
-    let total = units(text, TTL_FORMS, "is too long; use none")?;
-    if total.is_zero() {
-        return Err("must not be zero");
+    match units(text, TTL_FORMS, "is too long; use none")? {
+        Duration::ZERO => Err("must not be zero"),
+        total => Ok(Ttl(Some(total))),
     }
-    Ok(Ttl(Some(total)))
 }
 
 /// A duration that may be zero.
@@ -80,8 +79,8 @@ pub(super) fn duration(text: &str) -> Result<Duration, &'static str> {
 
 /// An interval of at least 200 ms.
 pub(super) fn interval(text: &str) -> Result<Duration, &'static str> {
-    duration(text)
-        .and_then(|every| if every < Duration::from_millis(200) { Err("must be at least 200ms") } else { Ok(every) })
+    let every = duration(text)?;
+    if every < Duration::from_millis(200) { Err("must be at least 200ms") } else { Ok(every) }
 }
 
 pub(super) fn variable(text: &str) -> Result<(String, String), &'static str> {
@@ -132,10 +131,7 @@ pub(super) fn signal(text: &str) -> Result<String, &'static str> {
 }
 
 /// Sizes from `least` to `most` bytes.
-pub(super) fn size_within(
-    least: u64,
-    most: u64,
-) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync + 'static {
+pub(super) fn size_within(least: u64, most: u64) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync {
     move |text| within(size(text)?, least, most, LimitValue::Bytes)
 }
 
@@ -143,15 +139,12 @@ pub(super) fn size_within(
 pub(super) fn time_within(
     least: Duration,
     most: Duration,
-) -> impl Fn(&str) -> Result<Duration, String> + Clone + Send + Sync + 'static {
+) -> impl Fn(&str) -> Result<Duration, String> + Clone + Send + Sync {
     move |text| within(duration_or_zero(text)?, least, most, LimitValue::Time)
 }
 
 /// Whole numbers from `least` to `most`.
-pub(super) fn count_within(
-    least: u64,
-    most: u64,
-) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync + 'static {
+pub(super) fn count_within(least: u64, most: u64) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync {
     move |text| {
         let number = text.parse().map_err(|_| format!("must be a whole number from {least} to {most}"))?;
         within(number, least, most, LimitValue::Count)

@@ -95,7 +95,7 @@ fn listing(entries: &[ListEntry], args: &args::LsArgs) -> Vec<u8> {
                 format!("{} {} ", display::pad(user, user_width), display::pad(group, group_width))
             });
             let size = size(entry);
-            let time = display::local_minute(entry.modified.seconds);
+            let time = display::local_time(entry.modified.seconds, "%Y-%m-%d %H:%M");
             text.extend_from_slice(format!("{mode} {owner}{size:>size_width$} {time} ").as_bytes());
         }
         let name = shown(entry.name.as_bytes(), is_terminal && !args.null);
@@ -190,11 +190,11 @@ fn stat_text(path: &Path, found: &Metadata) -> Vec<u8> {
     }
     let mode = found.mode.map_or_else(String::new, |mode| format!("{} ({:04o})", mode_text(found.kind, mode), mode));
     let lines = [
-        ("kind", kind_word(found.kind).to_owned()),
+        ("kind", kind_names(found.kind).0.to_owned()),
         ("size", found.size.to_string()),
         ("mode", mode),
         ("owner", found.owner.as_ref().map(owner_text).unwrap_or_default()),
-        ("modified", display::local_second(found.modified.seconds)),
+        ("modified", display::local_time(found.modified.seconds, "%Y-%m-%d %H:%M:%S %:z")),
         ("etag", found.etag.as_deref().map(ids::clean).unwrap_or_default()),
     ];
     for (name, value) in lines.iter().filter(|(_, value)| !value.is_empty()) {
@@ -302,23 +302,18 @@ fn millis(moment: Moment) -> i64 {
     moment.seconds.saturating_mul(1000).saturating_add(i64::from(moment.nanos / 1_000_000))
 }
 
-fn kind_word(kind: EntryKind) -> &'static str {
+/// A word for `stat`, and the first letter of `ls -l`.
+fn kind_names(kind: EntryKind) -> (&'static str, char) {
     match kind {
-        EntryKind::File => "file",
-        EntryKind::Directory => "directory",
-        EntryKind::Symlink => "symlink",
-        EntryKind::Other => "other",
+        EntryKind::File => ("file", '-'),
+        EntryKind::Directory => ("directory", 'd'),
+        EntryKind::Symlink => ("symlink", 'l'),
+        EntryKind::Other => ("other", '?'),
     }
 }
 
 /// The mode in the format of `ls -l`.
 fn mode_text(kind: EntryKind, mode: u32) -> String {
-    let first = match kind {
-        EntryKind::File => '-',
-        EntryKind::Directory => 'd',
-        EntryKind::Symlink => 'l',
-        EntryKind::Other => '?',
-    };
     let bit = |shift: u32, letter: char| if mode & (1 << shift) == 0 { '-' } else { letter };
     let special = |execute: u32, extra: u32, small: char| match (mode & (1 << execute) != 0, mode & (1 << extra) != 0) {
         (true, true) => small,
@@ -326,20 +321,11 @@ fn mode_text(kind: EntryKind, mode: u32) -> String {
         (true, false) => 'x',
         (false, false) => '-',
     };
-    [
-        first,
-        bit(8, 'r'),
-        bit(7, 'w'),
-        special(6, 11, 's'),
-        bit(5, 'r'),
-        bit(4, 'w'),
-        special(3, 10, 's'),
-        bit(2, 'r'),
-        bit(1, 'w'),
-        special(0, 9, 't'),
-    ]
-    .iter()
-    .collect()
+    let mut text = String::from(kind_names(kind).1);
+    for (execute, extra, small) in [(6, 11, 's'), (3, 10, 's'), (0, 9, 't')] {
+        text.extend([bit(execute + 2, 'r'), bit(execute + 1, 'w'), special(execute, extra, small)]);
+    }
+    text
 }
 
 #[cfg(test)]
