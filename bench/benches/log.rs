@@ -60,7 +60,7 @@ fn written(records: usize, len: usize) -> SegmentChain {
     let mut chain = SegmentChain::new();
     while let Some(info) = appending.writer.take_fresh() {
         let segment = appending.writer.segment(info.id).expect("nothing was released");
-        let fd = segment.fd().try_clone_to_owned().expect("a descriptor more");
+        let fd = segment.shared_fd().try_clone().expect("a descriptor more");
         chain.push_memory(info, MappedSegment::map(fd).expect("a segment of ours"));
     }
     chain

@@ -64,13 +64,13 @@ fn a_descriptor_that_is_no_sealed_segment_is_a_typed_error() {
 #[test]
 fn a_descriptor_that_is_no_control_block_is_a_typed_error() {
     let control = ControlBlock::create().unwrap();
-    let len = usize::try_from(rustix::fs::fstat(control.fd()).unwrap().st_size).unwrap();
+    let len = usize::try_from(rustix::fs::fstat(control.shared_fd()).unwrap().st_size).unwrap();
     let open = |len, seals| ControlBlock::open(memfd(&[], len, seals)).err();
     assert!(matches!(open(4096, SIZE_SEALS), Some(OpenError::Size { .. })));
     assert!(matches!(open(len, SealFlags::empty()), Some(OpenError::NotSealed)));
     assert!(matches!(open(len, SIZE_SEALS), Some(OpenError::Magic { found: 0 })));
     let mut header = [0_u8; 16];
-    rustix::io::pread(control.fd(), &mut header, 0).unwrap();
+    rustix::io::pread(control.shared_fd(), &mut header, 0).unwrap();
     // Bytes of the layout and of the slot count.
     for at in [8, 12, 15] {
         let mut other = header;
@@ -89,9 +89,9 @@ fn a_reader_cannot_write_to_a_segment() {
     writer.room(&mut pool).unwrap();
     writer.commit(&control, OutputStream::Stdout, 5);
     let info = writer.take_fresh().unwrap();
-    let fd = writer.segment(info.id).unwrap().fd();
-    assert_eq!(rustix::io::pwrite(fd, b"x", 64), Err(rustix::io::Errno::PERM));
-    assert_eq!(ftruncate(fd, 0), Err(rustix::io::Errno::PERM));
+    let fd = writer.segment(info.id).unwrap().shared_fd();
+    assert_eq!(rustix::io::pwrite(&fd, b"x", 64), Err(rustix::io::Errno::PERM));
+    assert_eq!(ftruncate(&fd, 0), Err(rustix::io::Errno::PERM));
 }
 
 #[test]

@@ -241,7 +241,7 @@ struct LogWorld {
 impl LogWorld {
     fn new() -> Self {
         let control = ControlBlock::create().unwrap();
-        let server = ControlBlock::open(control.fd().try_clone_to_owned().unwrap()).unwrap();
+        let server = ControlBlock::open(control.shared_fd().try_clone().unwrap()).unwrap();
         control.reset_slot(SLOT);
         Self {
             control,
@@ -364,7 +364,7 @@ impl LogWorld {
             let mapping = self
                 .mappings
                 .entry(memfd_of(info.id))
-                .or_insert_with(|| MappedSegment::map(memory.fd().try_clone_to_owned().unwrap()).unwrap());
+                .or_insert_with(|| MappedSegment::map(memory.shared_fd().try_clone().unwrap()).unwrap());
             assert_eq!(mapping.id(), info.id);
             let lent = Arc::new(LentMapping(mapping.clone()));
             self.lent.insert(info.id, Arc::downgrade(&lent));

@@ -101,7 +101,8 @@ fn a_segment_knows_its_place_in_the_log() {
     let mut next_seq = 1;
     let mut offset = 0;
     for segment in &all {
-        assert_eq!((segment.slot(), segment.base_seq(), segment.base_offset()), (SLOT, next_seq, offset));
+        let info = segment.info();
+        assert_eq!((segment.slot(), info.base_seq, info.base_offset), (SLOT, next_seq, offset));
         assert!(segment.is_sealed() && segment.last_seq() > next_seq);
         assert!(segment.output_bytes() > (SEGMENT_BYTES - 2 * ROOM_MIN) as u64);
         next_seq = segment.last_seq() + 1;
@@ -144,6 +145,6 @@ fn a_backed_room_has_its_pages() {
     assert_eq!(room.backed(usize::MAX).unwrap().len(), RECORD_MAX);
     assert_eq!(room.backed(40_000).unwrap().len(), 40_000);
     let id = writer.take_fresh().unwrap().id;
-    let stat = rustix::fs::fstat(writer.segment(id).unwrap().fd()).unwrap();
+    let stat = rustix::fs::fstat(writer.segment(id).unwrap().shared_fd()).unwrap();
     assert!(stat.st_blocks * 512 >= RECORD_MAX as i64, "{} blocks", stat.st_blocks);
 }

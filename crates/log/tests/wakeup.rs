@@ -36,7 +36,7 @@ fn wait(bell: BorrowedFd<'_>) {
 }
 
 fn second_mapping(control: &ControlBlock) -> ControlBlock {
-    ControlBlock::open(control.fd().try_clone_to_owned().unwrap()).unwrap()
+    ControlBlock::open(control.shared_fd().try_clone().unwrap()).unwrap()
 }
 
 /// Waits until a slot that the reader armed has new events. Returns these slots.
@@ -145,8 +145,8 @@ fn write_log(
     let mut writer = LogWriter::new(5);
     let announce = |writer: &mut LogWriter| {
         while let Some(info) = writer.take_fresh() {
-            let fd = writer.segment(info.id).unwrap().fd();
-            segments_tx.send((info, fd.try_clone_to_owned().unwrap())).unwrap();
+            let fd = writer.segment(info.id).unwrap().shared_fd();
+            segments_tx.send((info, fd.try_clone().unwrap())).unwrap();
         }
     };
     for seq in 1..=records {

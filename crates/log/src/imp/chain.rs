@@ -6,7 +6,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use super::{
     event::LogRecord,
-    layout::{FoundRecord, RecordAt, record_at},
+    layout::{FoundRecord, MalformedRecord, record_at},
     loaded::LoadedSegment,
     mapping::MappedSegment,
     segment::{SegmentInfo, SegmentLocation},
@@ -321,9 +321,9 @@ impl SegmentChain {
                 return SeekStep::NeedsLoad(id);
             };
             let whole = match self.walk(cursor, index, region) {
-                WalkStep::Record(found, record) => return SeekStep::Record(found, record),
-                WalkStep::End => true,
-                WalkStep::Malformed => false,
+                Ok(Some((found, record))) => return SeekStep::Record(found, record),
+                Ok(None) => true,
+                Err(MalformedRecord) => false,
             };
             index += 1;
             match self.entries.get(index) {
@@ -343,8 +343,9 @@ impl SegmentChain {
         if seq > cursor.next_seq { SeekStep::Hole { seq, offset } } else { SeekStep::End }
     }
 
-    /// Walks from the hint, or from the start of the segment, to the cursor's event.
-    fn walk<'a>(&self, cursor: &mut Cursor, index: usize, region: &'a [u8]) -> WalkStep<'a> {
+    /// Walks from the hint, or from the start of the segment, to the cursor's event. Returns `None` at the end of the
+    /// segment.
+    fn walk<'a>(&self, cursor: &mut Cursor, index: usize, region: &'a [u8]) -> WalkResult<'a> {
         let info = self.entries[index].info;
         let mut hint = match cursor.hint {
             Some(hint) if hint.segment == info.id => hint,
@@ -355,21 +356,18 @@ impl SegmentChain {
         hint.index = self.shifted + index as u64;
         let walked = loop {
             match record_at(region, hint.pos) {
-                RecordAt::Record(found) if found.header.seq != hint.seq => break WalkStep::Malformed,
-                RecordAt::Record(found) if hint.seq < cursor.next_seq => {
+                Ok(Some(found)) if found.header.seq != hint.seq => break Err(MalformedRecord),
+                Ok(Some(found)) if hint.seq < cursor.next_seq => {
                     hint.pos = found.end;
                     hint.seq += 1;
                     hint.offset = hint.offset.saturating_add(found.header.output_bytes());
                 }
-                RecordAt::Record(found) => {
-                    let seq = hint.seq;
-                    let offset = hint.offset;
-                    break found.event().map_or(WalkStep::Malformed, |event| {
-                        WalkStep::Record(found, LogRecord { seq, offset, event })
-                    });
+                Ok(Some(found)) => {
+                    let event = found.event().ok_or(MalformedRecord);
+                    break event.map(|event| Some((found, LogRecord { seq: hint.seq, offset: hint.offset, event })));
                 }
-                RecordAt::End => break WalkStep::End,
-                RecordAt::Malformed => break WalkStep::Malformed,
+                Ok(None) => break Ok(None),
+                Err(malformed) => break Err(malformed),
             }
         };
         if hint.seq == cursor.next_seq {
@@ -407,11 +405,7 @@ impl SegmentChain {
     }
 }
 
-enum WalkStep<'a> {
-    Record(FoundRecord<'a>, LogRecord<'a>),
-    End,
-    Malformed,
-}
+type WalkResult<'a> = Result<Option<(FoundRecord<'a>, LogRecord<'a>)>, MalformedRecord>;
 
 enum SeekStep<'a> {
     Record(FoundRecord<'a>, LogRecord<'a>),

@@ -6,7 +6,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::OwnedFd,
     sync::{
         Arc,
         atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering},
@@ -125,12 +125,7 @@ impl ControlBlock {
         Ok(control)
     }
 
-    /// The memfd to pass to a reader.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-
-    /// The memfd as a shared handle that can be kept until it is sent. Unlike a `dup`, this cannot fail when fds are
+    /// The memfd to pass to a reader. The shared handle can be kept until it is sent. Unlike a `dup`, this cannot fail when fds are
     /// exhausted.
     pub fn shared_fd(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.fd)

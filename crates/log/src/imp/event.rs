@@ -3,19 +3,15 @@
 /// The stream of the process that an output record came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OutputStream {
-    Stdout,
-    Stderr,
+    Stdout = 0,
+    Stderr = 1,
     /// The terminal, which carries both stdout and stderr.
-    Pty,
+    Pty = 2,
 }
 
 impl OutputStream {
     pub(crate) const fn to_byte(self) -> u8 {
-        match self {
-            Self::Stdout => 0,
-            Self::Stderr => 1,
-            Self::Pty => 2,
-        }
+        self as u8
     }
 
     pub(crate) const fn from_byte(byte: u8) -> Option<Self> {
@@ -33,29 +29,22 @@ impl OutputStream {
 pub enum ExitCause {
     /// The process exited by itself.
     #[default]
-    Exit,
+    Exit = 0,
     /// A signal killed the process, and none of the causes below applies. Includes signals that a client sent.
-    Signal,
+    Signal = 1,
     /// The total time limit was reached.
-    Timeout,
+    Timeout = 2,
     /// The process produced no output for the idle time limit.
-    IdleTimeout,
+    IdleTimeout = 3,
     /// A client asked to terminate the process.
-    Terminated,
+    Terminated = 4,
     /// The kernel's OOM killer ended the process.
-    OutOfMemory,
+    OutOfMemory = 5,
 }
 
 impl ExitCause {
     pub(crate) const fn to_byte(self) -> u8 {
-        match self {
-            Self::Exit => 0,
-            Self::Signal => 1,
-            Self::Timeout => 2,
-            Self::IdleTimeout => 3,
-            Self::Terminated => 4,
-            Self::OutOfMemory => 5,
-        }
+        self as u8
     }
 
     pub(crate) const fn from_byte(byte: u8) -> Option<Self> {
@@ -185,23 +174,18 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 pub enum BlockReason {
     /// The holder reads the output.
     #[default]
-    No,
+    No = 0,
     /// A client is attached, and the memory of the log is full.
-    MemoryCap,
+    MemoryCap = 1,
     /// No client is attached, and the disk quota is used up.
-    Quota,
+    Quota = 2,
     /// A write to disk failed.
-    DiskFull,
+    DiskFull = 3,
 }
 
 impl BlockReason {
     pub(crate) const fn to_word(self) -> u32 {
-        match self {
-            Self::No => 0,
-            Self::MemoryCap => 1,
-            Self::Quota => 2,
-            Self::DiskFull => 3,
-        }
+        self as u32
     }
 
     /// Treats an unknown value as not blocked. It comes from a newer holder, and the field is only shown to users.

@@ -10,7 +10,11 @@
 //! below `commit`. Both checksums are zero in memory and set on disk. The checksum of a segment covers its header, the
 //! checksum of a record covers its header and its payload. Each is computed with the crc field set to zero.
 
-use super::event::{self, Exit, LogEvent, OutputStream};
+use super::{
+    event::{self, Exit, LogEvent, OutputStream},
+    loaded::RecoverError,
+    segment::{SegmentInfo, SegmentLocation},
+};
 
 /// Size of a segment, 1 MiB. With larger segments, memory would be released later, and the unsealed last segment of a
 /// quiet log would keep more of it.
@@ -107,37 +111,27 @@ impl<'a> FoundRecord<'a> {
     }
 }
 
-/// The result of `record_at`: what is at a position of the committed records.
-pub(crate) enum RecordAt<'a> {
-    Record(FoundRecord<'a>),
-    End,
-    Malformed,
-}
+/// The committed bytes at a position are not a record.
+pub(crate) struct MalformedRecord;
 
-/// Reads the record at `pos` of the committed `region`, which begins after the segment header. Never reads outside
-/// `region`.
-pub(crate) fn record_at(region: &[u8], pos: usize) -> RecordAt<'_> {
+/// Reads the record at `pos` of the committed `region`, which begins after the segment header. Returns `None` at the end
+/// of the region. Never reads outside `region`.
+pub(crate) fn record_at(region: &[u8], pos: usize) -> Result<Option<FoundRecord<'_>>, MalformedRecord> {
     if pos == region.len() {
-        return RecordAt::End;
+        return Ok(None);
     }
-    let Some(rest) = region.get(pos..) else {
-        return RecordAt::Malformed;
-    };
-    let Some(header) = rest.first_chunk().and_then(RecordHeader::decode) else {
-        return RecordAt::Malformed;
-    };
+    let rest = region.get(pos..).ok_or(MalformedRecord)?;
+    let header = rest.first_chunk().and_then(RecordHeader::decode).ok_or(MalformedRecord)?;
     let len = header.len as usize;
     if len > RECORD_MAX {
-        return RecordAt::Malformed;
+        return Err(MalformedRecord);
     }
-    let Some(payload) = rest.get(RECORD_HEADER..RECORD_HEADER + len) else {
-        return RecordAt::Malformed;
-    };
+    let payload = rest.get(RECORD_HEADER..RECORD_HEADER + len).ok_or(MalformedRecord)?;
     let end = pos + record_bytes(len);
     if end > region.len() {
-        return RecordAt::Malformed;
+        return Err(MalformedRecord);
     }
-    RecordAt::Record(FoundRecord { header, payload, end })
+    Ok(Some(FoundRecord { header, payload, end }))
 }
 
 /// Bytes that a record takes whose payload has `len` bytes, including header and padding.
@@ -157,14 +151,18 @@ pub(crate) struct SegmentHeader {
     pub(crate) records: u32,
 }
 
-/// Why 64 bytes are not a valid segment header.
-pub(crate) enum HeaderError {
-    Magic,
-    Layout(u32),
-    Checksum,
-}
-
 impl SegmentHeader {
+    /// The description of a segment on disk with this header.
+    pub(crate) fn info(&self) -> SegmentInfo {
+        SegmentInfo {
+            id: self.id,
+            base_seq: self.base_seq,
+            base_offset: self.base_offset,
+            location: SegmentLocation::Disk,
+            sealed: true,
+        }
+    }
+
     /// Encodes the header without its checksum, as it is stored in memory.
     pub(crate) fn encode(&self) -> [u8; SEGMENT_HEADER] {
         let mut out = [0; SEGMENT_HEADER];
@@ -188,13 +186,13 @@ impl SegmentHeader {
         out
     }
 
-    pub(crate) fn decode_with_checksum(raw: &[u8; SEGMENT_HEADER]) -> Result<Self, HeaderError> {
+    pub(crate) fn decode_with_checksum(raw: &[u8; SEGMENT_HEADER]) -> Result<Self, RecoverError> {
         if double(raw, 0) != SEGMENT_MAGIC {
-            return Err(HeaderError::Magic);
+            return Err(RecoverError::Magic);
         }
         let layout = word(raw, 8);
         if layout != LAYOUT {
-            return Err(HeaderError::Layout(layout));
+            return Err(RecoverError::Layout { expected: LAYOUT, found: layout });
         }
         let header = Self {
             slot: word(raw, 12),
@@ -207,7 +205,7 @@ impl SegmentHeader {
             records: word(raw, 52),
         };
         if header.encode_with_checksum() != *raw {
-            return Err(HeaderError::Checksum);
+            return Err(RecoverError::Header);
         }
         Ok(header)
     }
@@ -216,7 +214,7 @@ impl SegmentHeader {
 /// Sets the checksum of every record of `region`.
 pub(crate) fn set_checksums(region: &mut [u8]) {
     let mut pos = 0;
-    while let RecordAt::Record(found) = record_at(region, pos) {
+    while let Ok(Some(found)) = record_at(region, pos) {
         let crc = found.header.checksum(found.payload);
         let end = found.end;
         region[pos + CRC_AT..pos + CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());

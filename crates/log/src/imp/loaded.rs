@@ -3,8 +3,8 @@
 use std::{fs::File, io, os::unix::fs::FileExt, sync::Arc};
 
 use super::{
-    layout::{HeaderError, LAYOUT, RecordAt, SEGMENT_BYTES, SEGMENT_HEADER, SegmentHeader, record_at},
-    segment::{SegmentInfo, SegmentLocation},
+    layout::{SEGMENT_BYTES, SEGMENT_HEADER, SegmentHeader, record_at},
+    segment::SegmentInfo,
 };
 
 /// Why a disk segment is completely unusable.
@@ -46,11 +46,7 @@ pub struct LoadedSegment {
 impl LoadedSegment {
     /// Reads a segment file and checks every record. A torn tail is cut off and counted.
     pub fn read(file: &File) -> Result<Arc<Self>, RecoverError> {
-        let meta = file.metadata()?;
-        if !meta.is_file() || meta.len() > SEGMENT_BYTES as u64 {
-            return Err(RecoverError::Size { found: meta.len() });
-        }
-        let mut bytes = vec![0; usize::try_from(meta.len()).unwrap_or(SEGMENT_BYTES)];
+        let mut bytes = vec![0; usize::try_from(file_len(file)?).unwrap_or(SEGMENT_BYTES)];
         let len = read_full(file, &mut bytes)?;
         bytes.truncate(len);
         Self::parse(bytes)
@@ -58,21 +54,18 @@ impl LoadedSegment {
 
     /// Reads only the header of a segment file. Also returns the size of the file.
     pub(crate) fn read_header(file: &File) -> Result<(SegmentHeader, u64), RecoverError> {
-        let meta = file.metadata()?;
-        if !meta.is_file() || meta.len() > SEGMENT_BYTES as u64 {
-            return Err(RecoverError::Size { found: meta.len() });
-        }
+        let file_len = file_len(file)?;
         let mut raw = [0; SEGMENT_HEADER];
         let len = read_full(file, &mut raw)?;
         if len < SEGMENT_HEADER {
             return Err(RecoverError::Short { found: len as u64 });
         }
-        Ok((decode_header(&raw)?, meta.len()))
+        Ok((SegmentHeader::decode_with_checksum(&raw)?, file_len))
     }
 
     fn parse(mut bytes: Vec<u8>) -> Result<Arc<Self>, RecoverError> {
         let raw = bytes.first_chunk().ok_or(RecoverError::Short { found: bytes.len() as u64 })?;
-        let header = decode_header(raw)?;
+        let header = SegmentHeader::decode_with_checksum(raw)?;
         // Bytes after the commit were never part of the log.
         bytes.truncate(header.commit as usize);
         bytes.drain(..SEGMENT_HEADER.min(bytes.len()));
@@ -84,7 +77,7 @@ impl LoadedSegment {
     /// Truncates the records at the first one that is not intact.
     fn cut(&mut self) {
         let mut pos = 0;
-        while let RecordAt::Record(found) = record_at(&self.records, pos) {
+        while let Ok(Some(found)) = record_at(&self.records, pos) {
             let expected = self.header.base_seq.checked_add(u64::from(self.count));
             if Some(found.header.seq) != expected
                 || !found.header.has_checksum_of(found.payload)
@@ -101,13 +94,7 @@ impl LoadedSegment {
 
     /// The description of the segment from its header.
     pub fn info(&self) -> SegmentInfo {
-        SegmentInfo {
-            id: self.header.id,
-            base_seq: self.header.base_seq,
-            base_offset: self.header.base_offset,
-            location: SegmentLocation::Disk,
-            sealed: true,
-        }
+        self.header.info()
     }
 
     /// The slot of the log that the segment belongs to.
@@ -135,6 +122,10 @@ impl LoadedSegment {
         u64::from(self.header.output).saturating_sub(self.output)
     }
 
+    pub(crate) fn header(&self) -> &SegmentHeader {
+        &self.header
+    }
+
     pub(crate) fn records(&self) -> &[u8] {
         &self.records
     }
@@ -145,12 +136,13 @@ impl LoadedSegment {
     }
 }
 
-fn decode_header(raw: &[u8; SEGMENT_HEADER]) -> Result<SegmentHeader, RecoverError> {
-    SegmentHeader::decode_with_checksum(raw).map_err(|bad| match bad {
-        HeaderError::Magic => RecoverError::Magic,
-        HeaderError::Layout(found) => RecoverError::Layout { expected: LAYOUT, found },
-        HeaderError::Checksum => RecoverError::Header,
-    })
+/// The size of a segment file. Fails if it cannot be a segment.
+fn file_len(file: &File) -> Result<u64, RecoverError> {
+    let meta = file.metadata()?;
+    if !meta.is_file() || meta.len() > SEGMENT_BYTES as u64 {
+        return Err(RecoverError::Size { found: meta.len() });
+    }
+    Ok(meta.len())
 }
 
 fn read_full(file: &File, buf: &mut [u8]) -> io::Result<usize> {

@@ -8,7 +8,7 @@ use super::{
     control::LogStatus,
     layout::SegmentHeader,
     loaded::{LoadedSegment, RecoverError},
-    segment::{SegmentInfo, SegmentLocation},
+    segment::SegmentInfo,
 };
 
 /// The part of a log that can be read after its holder died.
@@ -61,7 +61,7 @@ pub fn survey(dir: BorrowedFd<'_>, slot: u32) -> io::Result<RecoveredLog> {
         if len < u64::from(header.commit) {
             return load(dir, slot, id).map(|loaded| SegmentExtent::of(&loaded));
         }
-        Ok(SegmentExtent::by_header(&header))
+        Ok(SegmentExtent::new(&header, header.records.into(), header.output.into()))
     })
 }
 
@@ -103,34 +103,22 @@ struct SegmentExtent {
 }
 
 impl SegmentExtent {
-    fn of(loaded: &LoadedSegment) -> Self {
+    /// The extent of a segment of which `records` with `output` bytes are intact.
+    fn new(header: &SegmentHeader, records: u64, output: u64) -> Self {
+        let after = |records: u64| header.base_seq.saturating_add(records);
+        let offset_after = |output: u64| header.base_offset.saturating_add(output);
         Self {
-            info: loaded.info(),
-            next_seq: loaded.next_seq(),
-            end_offset: loaded.end_offset(),
-            written_seq: loaded.next_seq().saturating_add(loaded.torn_records()),
-            written_offset: loaded.end_offset().saturating_add(loaded.torn_bytes()),
+            info: header.info(),
+            next_seq: after(records),
+            end_offset: offset_after(output),
+            written_seq: after(records.max(header.records.into())),
+            written_offset: offset_after(output.max(header.output.into())),
         }
     }
-}
 
-impl SegmentExtent {
-    fn by_header(header: &SegmentHeader) -> Self {
-        let next_seq = header.base_seq.saturating_add(u64::from(header.records));
-        let end_offset = header.base_offset.saturating_add(u64::from(header.output));
-        Self {
-            info: SegmentInfo {
-                id: header.id,
-                base_seq: header.base_seq,
-                base_offset: header.base_offset,
-                location: SegmentLocation::Disk,
-                sealed: true,
-            },
-            next_seq,
-            end_offset,
-            written_seq: next_seq,
-            written_offset: end_offset,
-        }
+    fn of(loaded: &LoadedSegment) -> Self {
+        let (records, output) = loaded.totals();
+        Self::new(loaded.header(), records, output)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::OwnedFd,
     sync::{Arc, atomic::Ordering},
 };
 
@@ -10,7 +10,7 @@ use super::{
     failpoint,
     layout::{
         self, END_BYTES, KIND_OUTPUT, LAYOUT, RECORD_HEADER, RECORD_MAX, RecordHeader, SEGMENT_BYTES, SEGMENT_HEADER,
-        SEGMENT_MAGIC, SegmentHeader, record_bytes,
+        SEGMENT_MAGIC, SegmentHeader, record_at, record_bytes,
     },
     mapping::SharedSegmentHeader,
     memory::{MemoryMap, WriteAccess},
@@ -126,12 +126,7 @@ impl Segment {
         self.id
     }
 
-    /// The memfd to pass to a reader, which can map it read-only.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-
-    /// The memfd as a shared handle that can be kept until it is sent. Unlike a `dup`, this cannot fail when fds are
+    /// The memfd to pass to a reader, which can map it read-only. The shared handle can be kept until it is sent. Unlike a `dup`, this cannot fail when fds are
     /// exhausted.
     pub fn shared_fd(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.fd)
@@ -140,16 +135,6 @@ impl Segment {
     /// The slot of the log that the segment belongs to.
     pub fn slot(&self) -> u32 {
         self.slot
-    }
-
-    /// Sequence number of the first event.
-    pub fn base_seq(&self) -> u64 {
-        self.base_seq
-    }
-
-    /// Output bytes of the log before this segment.
-    pub fn base_offset(&self) -> u64 {
-        self.base_offset
     }
 
     /// Sequence number of the last event, or `base_seq - 1` if the segment is empty.
@@ -188,18 +173,15 @@ impl Segment {
 
     /// The payloads of the output records of one stream.
     pub(crate) fn output(&self, stream: u8) -> impl Iterator<Item = &[u8]> {
-        let mut left = self.committed();
-        std::iter::from_fn(move || {
-            loop {
-                let header = RecordHeader::decode(left.first_chunk()?)?;
-                let len = usize::try_from(header.len).ok()?;
-                let payload = left.get(RECORD_HEADER..RECORD_HEADER + len)?;
-                left = left.get(record_bytes(len)..)?;
-                if header.kind == KIND_OUTPUT && header.stream == stream {
-                    return Some(payload);
-                }
-            }
-        })
+        let records = self.committed();
+        let mut pos = 0;
+        let next = move || {
+            let found = record_at(records, pos).ok()??;
+            pos = found.end;
+            Some(found)
+        };
+        let of_stream = move |header: &RecordHeader| header.kind == KIND_OUTPUT && header.stream == stream;
+        std::iter::from_fn(next).filter(move |found| of_stream(&found.header)).map(|found| found.payload)
     }
 
     /// Largest payload that still fits.
@@ -261,7 +243,7 @@ impl Segment {
         SharedSegmentHeader::of(&self.map).sealed.store(1, Ordering::Release);
     }
 
-    pub(crate) fn info(&self) -> SegmentInfo {
+    pub fn info(&self) -> SegmentInfo {
         SegmentInfo {
             id: self.id,
             base_seq: self.base_seq,
