@@ -51,6 +51,7 @@ pub(crate) struct ChildScript {
     state: Mutex<ScriptState>,
 }
 
+#[derive(Default)]
 struct ScriptState {
     stdin: Option<OwnedFd>,
     stdout: Option<OwnedFd>,
@@ -106,10 +107,6 @@ impl ScriptDriver {
         self.script.state.lock().stderr = None;
     }
 
-    pub fn close_pty(&self) {
-        self.script.state.lock().pty = None;
-    }
-
     pub fn close_all(&self) {
         self.script.state.lock().close_all();
     }
@@ -163,17 +160,7 @@ impl ScriptDriver {
 impl ChildScript {
     pub(crate) fn open(stdio: StdioMode) -> io::Result<(Arc<Self>, ParentStreams, ScriptDriver)> {
         let mut ours = ParentStreams::default();
-        let mut state = ScriptState {
-            stdin: None,
-            stdout: None,
-            stderr: None,
-            pty: None,
-            is_canonical: true,
-            exited: None,
-            signals: Vec::new(),
-            resizes: Vec::new(),
-            hook: None,
-        };
+        let mut state = ScriptState { is_canonical: true, ..ScriptState::default() };
         let pipe = || pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK);
         match stdio {
             StdioMode::Pipe { stdin } => {

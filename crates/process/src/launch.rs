@@ -515,8 +515,6 @@ fn execute(shared: &LaunchShared<'_>) -> c_int {
 }
 
 fn exec(path: *const c_char, argv: *const *const c_char, env: usize) -> c_int {
-    match call(libc::SYS_execve, [address(path), address(argv), env, 0, 0, 0]) {
-        Err(errno) => errno,
-        Ok(_) => 0,
-    }
+    // `execve` returns only if it has failed.
+    call(libc::SYS_execve, [address(path), address(argv), env, 0, 0, 0]).err().unwrap_or(0)
 }

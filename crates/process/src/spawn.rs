@@ -138,29 +138,28 @@ pub enum SpawnError {
 
 /// A step of the child between clone and exec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
 pub enum SpawnStage {
     /// `setsid`.
-    Session = 1,
+    Session,
     /// Setting the parent-death signal. Also used if the parent was already dead.
-    ParentDeath = 2,
+    ParentDeath,
     /// Placing fds 0, 1, 2 and the declared ones.
-    Descriptors = 3,
+    Descriptors,
     /// Acquiring the controlling terminal.
-    Terminal = 4,
-    Cwd = 5,
+    Terminal,
+    Cwd,
     /// Closing all other fds.
-    CloseRange = 6,
+    CloseRange,
     /// Setting resource limits.
-    Limits = 7,
+    Limits,
     /// Resetting signal dispositions and the signal mask.
-    Signals = 8,
-    Exec = 9,
-    Cgroup = 10,
+    Signals,
+    Exec,
+    Cgroup,
     /// Changing the user.
-    User = 11,
+    User,
     /// Applying the sandbox.
-    Sandbox = 12,
+    Sandbox,
 }
 
 impl std::fmt::Display for SpawnStage {
@@ -268,7 +267,8 @@ impl Spawn {
         }
         let cgroup_dir = self.cgroup_dir.as_ref().map(|fd| PassedFd::borrow(fd, floor)).transpose()?;
         let cgroups = self.cgroups.iter().map(|fd| PassedFd::borrow(fd, floor)).collect::<Result<Vec<_>, _>>()?;
-        let extra = raise_extra(&self.extra_fds, floor)?;
+        let extra = self.extra_fds.iter().map(|(fd, number)| Ok((PassedFd::borrow(fd, floor)?, *number)));
+        let extra = extra.collect::<Result<Vec<_>, SpawnError>>()?;
         let sandbox = self.sandbox.as_ref().map(|kit| RaisedSandbox::new(kit, floor)).transpose()?;
 
         let argv = pointers(self.arg0.iter().chain(self.argv.get(usize::from(self.arg0.is_some())..).unwrap_or(&[])));
@@ -335,10 +335,6 @@ fn kept_numbers(extra: &[(OwnedFd, RawFd)]) -> Result<Vec<RawFd>, SpawnError> {
         Some(number) => Err(SpawnError::BadDescriptor { number }),
         None => Ok(keep),
     }
-}
-
-fn raise_extra(extra: &[(OwnedFd, RawFd)], floor: RawFd) -> Result<Vec<(PassedFd<'_>, RawFd)>, SpawnError> {
-    extra.iter().map(|(fd, number)| Ok((PassedFd::borrow(fd, floor)?, *number))).collect()
 }
 
 /// A null-terminated array for `execve`. It holds the addresses of the strings, so they must outlive it.

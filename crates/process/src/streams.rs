@@ -30,59 +30,42 @@ pub(crate) struct ParentStreams {
 /// The parent's ends, together with the child's ends.
 pub(crate) struct StreamEnds {
     ours: ParentStreams,
-    theirs: ChildStreams,
-}
-
-enum ChildStreams {
-    Pipes { stdin: Option<OwnedFd>, stdout: OwnedFd, stderr: OwnedFd },
-    Slave,
+    /// The child's ends of the pipes to fds 0, 1 and 2. The child of a terminal uses `ours.slave` instead.
+    pipes: [Option<OwnedFd>; 3],
 }
 
 /// An fd to pass to the child. Its number is not the target number of any other fd.
-pub(crate) enum PassedFd<'a> {
-    Borrowed(&'a OwnedFd),
-    Duplicated(OwnedFd),
+pub(crate) struct PassedFd<'a> {
+    fd: &'a OwnedFd,
+    /// Used instead of `fd` if the number of `fd` is too low.
+    raised: Option<OwnedFd>,
 }
 
 impl<'a> PassedFd<'a> {
     pub(crate) fn borrow(fd: &'a OwnedFd, floor: RawFd) -> Result<Self, SpawnError> {
-        if fd.as_raw_fd() >= floor {
-            return Ok(Self::Borrowed(fd));
-        }
-        let raised = rustix::io::fcntl_dupfd_cloexec(fd, floor);
-        Ok(Self::Duplicated(raised.map_err(|errno| resources("descriptor", errno))?))
+        Ok(Self { fd, raised: raised(fd, floor)? })
     }
 
     pub(crate) fn as_raw(&self) -> RawFd {
-        match self {
-            Self::Borrowed(fd) => fd.as_raw_fd(),
-            Self::Duplicated(fd) => fd.as_raw_fd(),
-        }
+        self.raised.as_ref().unwrap_or(self.fd).as_raw_fd()
     }
 }
 
 impl StreamEnds {
     /// The sources of fds 0, 1 and 2. `None`: the child opens `/dev/null` itself.
     pub(crate) fn sources(&self) -> [Option<RawFd>; 3] {
-        let raw = |fd: &Option<OwnedFd>| fd.as_ref().map(AsRawFd::as_raw_fd);
-        match &self.theirs {
-            ChildStreams::Pipes { stdin, stdout, stderr } => {
-                [raw(stdin), Some(stdout.as_raw_fd()), Some(stderr.as_raw_fd())]
-            }
-            ChildStreams::Slave => [raw(&self.ours.slave); 3],
+        match &self.ours.slave {
+            Some(slave) => [Some(slave.as_raw_fd()); 3],
+            None => self.pipes.each_ref().map(|end| end.as_ref().map(AsRawFd::as_raw_fd)),
         }
     }
 
     /// Changes the owner of the child's ends to another user. Without it, that user could not open `/dev/stdout` or its
     /// own terminal again.
     pub(crate) fn change_owner(&self, user: &ChildUser) -> Result<(), SpawnError> {
-        let fds = match &self.theirs {
-            ChildStreams::Pipes { stdin, stdout, stderr } => [stdin.as_ref(), Some(stdout), Some(stderr)],
-            ChildStreams::Slave => [self.ours.slave.as_ref(), None, None],
-        };
-        for fd in fds.into_iter().flatten() {
-            let (uid, gid) = (rustix::fs::Uid::from_raw(user.uid), rustix::fs::Gid::from_raw(user.gid));
-            rustix::fs::fchown(fd, Some(uid), Some(gid)).map_err(|errno| resources("owner of a stream", errno))?;
+        let (uid, gid) = (rustix::fs::Uid::from_raw(user.uid), rustix::fs::Gid::from_raw(user.gid));
+        for end in self.ours.slave.iter().chain(self.pipes.iter().flatten()) {
+            rustix::fs::fchown(end, Some(uid), Some(gid)).map_err(|errno| resources("owner of a stream", errno))?;
         }
         Ok(())
     }
@@ -127,7 +110,7 @@ fn pipes(stdin: StdinMode, floor: RawFd) -> Result<StreamEnds, SpawnError> {
             stderr: ours(our_stderr)?,
             ..ParentStreams::default()
         },
-        theirs: ChildStreams::Pipes { stdin, stdout: raise(stdout, floor)?, stderr: raise(stderr, floor)? },
+        pipes: [stdin, Some(raise(stdout, floor)?), Some(raise(stderr, floor)?)],
     })
 }
 
@@ -140,16 +123,21 @@ fn terminal(size: TerminalSize, floor: RawFd) -> Result<StreamEnds, SpawnError> 
     let slave = ioctl_tiocgptpeer(&master, ours).map_err(|errno| resources("terminal peer", errno))?;
     tcsetwinsize(master.as_fd(), winsize(size)).map_err(|errno| resources("terminal size", errno))?;
     let ours = ParentStreams { pty: Some(master), slave: Some(raise(slave, floor)?), ..ParentStreams::default() };
-    Ok(StreamEnds { ours, theirs: ChildStreams::Slave })
+    Ok(StreamEnds { ours, pipes: [None, None, None] })
 }
 
 /// Moves an fd to `floor` or above. Usually it is already there, which costs nothing.
 fn raise(fd: OwnedFd, floor: RawFd) -> Result<OwnedFd, SpawnError> {
-    let raised = match PassedFd::borrow(&fd, floor)? {
-        PassedFd::Borrowed(_) => None,
-        PassedFd::Duplicated(raised) => Some(raised),
-    };
-    Ok(raised.unwrap_or(fd))
+    Ok(raised(&fd, floor)?.unwrap_or(fd))
+}
+
+/// A duplicate of the fd at `floor` or above. `None` if the fd is already there.
+fn raised(fd: &OwnedFd, floor: RawFd) -> Result<Option<OwnedFd>, SpawnError> {
+    if fd.as_raw_fd() >= floor {
+        return Ok(None);
+    }
+    let duplicate = rustix::io::fcntl_dupfd_cloexec(fd, floor);
+    duplicate.map(Some).map_err(|errno| resources("descriptor", errno))
 }
 
 fn resources(what: &'static str, errno: rustix::io::Errno) -> SpawnError {
