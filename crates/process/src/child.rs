@@ -243,8 +243,10 @@ impl Child {
         // Walk before killing the groups: when a leader dies, its descendants lose the chain of parents by which they
         // are found.
         let killed = tree::kill_trees(&leaders);
-        // Also kill each group with one system call, so that it dies even if `/proc` cannot be read.
-        let groups: io::Result<()> = living.iter().try_for_each(|child| child.signal_group(libc::SIGKILL));
+        // Also kill each group with one system call, so that it dies even if `/proc` cannot be read. A group that cannot
+        // be signalled must not spare the groups after it, so the first error is returned only at the end.
+        let sent = living.iter().map(|child| child.signal_group(libc::SIGKILL));
+        let groups = sent.fold(Ok(()), |first: io::Result<()>, result| first.and(result));
         let killed = killed?;
         groups?;
         Ok(KillOutcome { signalled: killed.signalled + scripted, ..killed })
