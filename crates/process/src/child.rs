@@ -1,7 +1,7 @@
 //! A running child: its streams, signals and exit status.
 //!
-//! This module reaps the child. A pid is signalled only while it is unreaped, so a signal never hits a process that
-//! reuses the pid. A [`ScriptDriver`](crate::ScriptDriver) can stand in for the process, and the caller sees no
+//! This module reaps the child. The pid is signalled only until then, so a signal never hits a process that reuses the
+//! pid. What is left of the tree after the reap is killed through pidfds (`tree`). A [`ScriptDriver`](crate::ScriptDriver) can stand in for the process, and the caller sees no
 //! difference.
 
 use std::{
@@ -113,7 +113,7 @@ impl Child {
         }
     }
 
-    /// The pidfd as a shared handle that can be kept until it is sent. Unlike a `dup`, this cannot fail when fds are
+    /// The pidfd as a shared handle, for a message that is sent later. Unlike a `dup`, this cannot fail when fds are
     /// exhausted.
     pub fn shared_pidfd(&self) -> Option<Arc<OwnedFd>> {
         match &self.backing {
@@ -163,8 +163,9 @@ impl Child {
         self.streams.pty.take()
     }
 
-    /// Closes the parent's copy of the child's side of the terminal, which protects output from being cut off while the
-    /// leader lives. Call it after the reap. Then reading ends with `EIO` as soon as no process has the terminal open.
+    /// Closes the parent's copy of the child's side of the terminal. Until then, the copy keeps the terminal open, so
+    /// that output is not cut off while the leader lives. Call it after the reap. Then reading ends with `EIO` as soon as
+    /// no process has the terminal open.
     pub fn release_slave(&mut self) {
         self.streams.slave = None;
     }
@@ -266,7 +267,8 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        if !matches!(self.try_wait(), Ok(None)) || matches!(self.backing, ChildBacking::Script(_)) {
+        let is_unreaped = matches!(self.try_wait(), Ok(None));
+        if !is_unreaped || matches!(self.backing, ChildBacking::Script(_)) {
             return;
         }
         // Errors are ignored because `drop` cannot report them. A child that survives is left unreaped, see

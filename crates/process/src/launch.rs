@@ -5,10 +5,14 @@
 //! including `errno`. `spawn` prepares everything that the child reads. The child reports a failure as one stage and
 //! one errno in shared memory.
 //!
-//! While the child is in our memory, the calling thread either is stopped in the kernel (`CLONE_VFORK`), or it starts
-//! more children and then waits on a futex word that the kernel clears when the child has left
-//! (`CLONE_CHILD_CLEARTID`). Exec takes longer than all the steps before it, so several children start faster if they
-//! do not wait for each other's exec.
+//! The child shares our address space until its exec or exit. During this time, the calling thread is in one of two
+//! modes:
+//!
+//! - It is stopped in the kernel (`CLONE_VFORK`).
+//! - It continues and starts more children. Then it waits on a futex word, which the kernel clears at the child's exec
+//!   or exit (`CLONE_CHILD_CLEARTID`).
+//!
+//! Exec takes longer than all the steps before it, so several children start faster in the second mode.
 
 use std::{
     cell::Cell,
@@ -32,8 +36,8 @@ use crate::spawn::{ChildUser, SpawnStage};
 
 mod clone3;
 
-/// Size of the child's stack, without its guard page. The deepest call path needs some hundred bytes, debug builds
-/// more.
+/// Size of the child's stack, without its guard page. The deepest call path needs a few hundred bytes, and more in
+/// debug builds.
 const STACK_BYTES: usize = 64 * 1024;
 /// Size of a signal mask in the kernel: one bit for each of 64 signals.
 const MASK_BYTES: usize = 8;
@@ -44,7 +48,8 @@ const SIGACTION_BYTES: usize = 32;
 /// the child dumps core.
 const CHECK_AGAIN_NS: i64 = 50_000_000;
 
-/// The last stack that went out of use. If several are needed at the same time, the others are mapped anew.
+/// One unused stack, kept for the next child. If several stacks are needed at the same time, the others are mapped and
+/// unmapped again.
 static SPARE_STACK: Mutex<Option<ChildStack>> = Mutex::new(None);
 
 /// Whether the kernel was seen to clear the futex word at exec. Linux always does, but an emulation of Linux may not.
@@ -54,16 +59,18 @@ static IS_WORD_CLEARED: AtomicBool = AtomicBool::new(false);
 /// borrow.
 pub(crate) struct Launch<'a> {
     pub(crate) argv: &'a [*const c_char],
-    /// The arguments of `/bin/sh`. The second element is reserved for the path of the script.
+    /// The arguments of `/bin/sh`, which runs a script without an interpreter line (ENOEXEC). The child replaces the
+    /// second element with the path of the script.
     pub(crate) script_argv: &'a [*const c_char],
     pub(crate) env: &'a [*const c_char],
+    /// The paths to try, in the order of `PATH`.
     pub(crate) candidates: &'a [*const c_char],
     pub(crate) cwd: &'a CStr,
     /// The sources of fds 0, 1 and 2, each numbered 3 or above. `None`: `/dev/null`.
     pub(crate) stdio: [Option<RawFd>; 3],
-    /// Source fd and number in the child. No source equals any of the numbers.
+    /// Pairs of source fd and target fd. No source is also a target, so `dup3` never overwrites a source.
     pub(crate) extra: &'a [(RawFd, RawFd)],
-    /// The numbers of `extra` in ascending order.
+    /// The target fds of `extra` in ascending order.
     pub(crate) keep: &'a [RawFd],
     pub(crate) terminal: bool,
     pub(crate) nofile: Option<(u64, u64)>,
@@ -71,17 +78,17 @@ pub(crate) struct Launch<'a> {
     pub(crate) die_with_parent: bool,
     /// The directory of the cgroup in which the child is created.
     pub(crate) cgroup_dir: Option<RawFd>,
-    /// Open files of cgroups into which the child writes itself.
+    /// Open `tasks` files of version 1 cgroups. The child enters each group by writing 0.
     pub(crate) cgroups: &'a [RawFd],
     pub(crate) user: Option<&'a ChildUser>,
-    /// Resource, and its soft and hard limit.
+    /// Pairs of a resource and one value for its soft and its hard limit.
     pub(crate) limits: &'a [(u32, u64)],
     pub(crate) sandbox: Option<&'a ChildKit>,
     /// The signals that we ignore, if known.
     pub(crate) ignored: Option<IgnoredSignals>,
 }
 
-/// A child that has executed its program.
+/// A child that was cloned. When `Launch::run` returns it, it has executed its program.
 pub(crate) struct StartedChild {
     pub(crate) pid: Pid,
     pub(crate) pidfd: OwnedFd,
@@ -99,7 +106,7 @@ struct LaunchShared<'a> {
     script_argv: Cell<*mut *const c_char>,
     /// The kernel could not create the child in its cgroup, so the child must enter it.
     must_enter_cgroup: Cell<bool>,
-    /// No signal has a handler in the child.
+    /// The child was created without signal handlers (`CLONE_CLEAR_SIGHAND`), so only ignored signals need a reset.
     has_no_handlers: Cell<bool>,
     /// The child has reached its first instruction.
     has_started: Cell<bool>,
@@ -115,8 +122,8 @@ enum ParentMode {
     Continues,
 }
 
-/// A child that may still be in our memory. `drop` waits until the child has left, which keeps alive what the child
-/// reads.
+/// A child that may still be in our memory. `drop` blocks until the child has left, so that the memory that the child
+/// reads is not freed before, even on a panic.
 struct ChildInMemory<'a> {
     shared: &'a LaunchShared<'a>,
     child: &'a StartedChild,
@@ -171,7 +178,8 @@ impl Launch<'_> {
         outcome
     }
 
-    /// Starts the child and runs `other` until its exec. If that is not possible, runs them one after the other.
+    /// Starts the child and runs `other` while the child is on its way to exec. If that is not possible, runs them one
+    /// after the other.
     pub(crate) fn run_concurrently<T>(&self, other: impl FnOnce() -> T) -> (Result<StartedChild, LaunchFailure>, T) {
         let mut script_argv = self.script_argv.to_vec();
         let shared = LaunchShared::new(self, &mut script_argv);
@@ -364,7 +372,7 @@ extern "C" fn child_main(shared: *mut c_void) -> c_int {
     127
 }
 
-/// For calls after whose failure there is nothing left to do.
+/// Ignores the result of a system call whose failure needs no reaction.
 fn drop_result(_result: Result<usize, c_int>) {}
 
 /// Everything before exec. The order matters:

@@ -53,7 +53,7 @@ pub struct MappedSegment {
 }
 
 impl MappedSegment {
-    /// Maps a segment that a holder passed over, after checking size, seals, magic and layout.
+    /// Maps a segment whose memfd a holder has sent, after checking size, seals, magic and layout.
     pub fn map(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         let map = MemoryMap::open(&fd, SEGMENT_BYTES, ProtFlags::READ)?;
         let header = SharedSegmentHeader::of(&map);
@@ -105,6 +105,7 @@ impl MappedSegment {
     }
 }
 
+/// [`SegmentChain::push_memory`](super::SegmentChain::push_memory) takes any owner of a mapping, including a plain one.
 impl AsRef<Self> for MappedSegment {
     fn as_ref(&self) -> &Self {
         self
@@ -113,6 +114,6 @@ impl AsRef<Self> for MappedSegment {
 
 impl std::fmt::Debug for MappedSegment {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Mapping").field("id", &self.id()).finish()
+        f.debug_struct("MappedSegment").field("id", &self.id()).finish()
     }
 }

@@ -25,8 +25,8 @@ pub struct RecordRoom<'a> {
 }
 
 impl RecordRoom<'_> {
-    /// The first `len` bytes of the buffer, with pages allocated behind them. Use it for a source such as a terminal,
-    /// which discards data that it could not copy out.
+    /// The first `len` bytes of the buffer, with pages allocated behind them. Use it for a source such as a terminal: if
+    /// the kernel cannot allocate a page during the read, a terminal discards the data, whereas a pipe keeps it.
     pub fn backed(&mut self, len: usize) -> io::Result<&mut [u8]> {
         let len = len.min(self.buf.len());
         let part = &mut self.buf[..len];
@@ -46,7 +46,7 @@ pub enum ReleasedSegment {
     Unknown,
 }
 
-/// A segment dropped by policy.
+/// A segment that [`LogWriter::drop_oldest`] has dropped.
 #[derive(Debug)]
 pub struct DroppedSegment {
     pub id: u64,
@@ -102,6 +102,7 @@ impl LogWriter {
         if !recovered.is_whole(status) {
             return None;
         }
+        // A segment ends where the next one begins, and the last one at the end of the log.
         let ends = recovered.segments.iter().skip(1).map(|next| (next.base_seq, next.base_offset));
         let ends = ends.chain([(recovered.next_seq, recovered.end_offset)]);
         let held = |(info, (end_seq, end_offset)): (&SegmentInfo, (u64, u64))| RetainedSegment {
@@ -153,8 +154,8 @@ impl LogWriter {
         self.publish(control)
     }
 
-    /// Appends the exit event. An existing current segment always has room for it. True means that the caller must
-    /// write the eventfd.
+    /// Appends the exit event. A current segment always has room for it, because output leaves `END_BYTES` free. True
+    /// means that the caller must write the eventfd.
     pub fn append_exited(&mut self, control: &ControlBlock, pool: &mut SegmentPool, exit: Exit) -> io::Result<bool> {
         let seq = self.append(pool, KIND_EXITED, &exit.encode())?;
         control.set_exited(self.slot, seq, &exit);
@@ -208,7 +209,7 @@ impl LogWriter {
         self.segments.len() - self.in_memory
     }
 
-    /// Returns new segments in order, each once.
+    /// Returns the oldest new segment that was not returned before.
     pub fn take_fresh(&mut self) -> Option<SegmentInfo> {
         self.fresh.pop_front()
     }
@@ -233,7 +234,7 @@ impl LogWriter {
         Some(memory)
     }
 
-    /// Removes a sealed segment that the server has taken.
+    /// Removes a sealed segment whose events the server has taken.
     pub fn release(&mut self, control: &ControlBlock, id: u64) -> ReleasedSegment {
         let Some(held) = self.remove_sealed(id) else {
             return ReleasedSegment::Unknown;
@@ -246,12 +247,12 @@ impl LogWriter {
         held.memory.map_or(ReleasedSegment::Disk, ReleasedSegment::Memory)
     }
 
-    /// The last sequence number of the segment that [`LogWriter::drop_oldest`] would drop.
+    /// Sequence number of the last event in the segment that [`LogWriter::drop_oldest`] would drop.
     pub fn oldest_sealed_seq(&self) -> Option<u64> {
         self.segments.front().filter(|held| held.info.sealed).map(|held| held.last_seq)
     }
 
-    /// Drops the oldest segment by policy, if it is sealed, and counts its output as dropped.
+    /// Drops the oldest segment, if it is sealed, and counts its output as dropped. The owner of the log decides when.
     pub fn drop_oldest(&mut self, control: &ControlBlock) -> Option<DroppedSegment> {
         let id = self.segments.front()?.info.id;
         let held = self.remove_sealed(id)?;
@@ -336,7 +337,7 @@ impl LogWriter {
 
 impl std::fmt::Debug for LogWriter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Writer")
+        f.debug_struct("LogWriter")
             .field("slot", &self.slot)
             .field("next_seq", &self.next_seq)
             .field("segments", &self.segments.len())
