@@ -7,18 +7,13 @@
 //! the server.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-
-use exec_server_log::failpoint;
-use rustix::fs::{AtFlags, Mode, OFlags};
+use std::os::fd::AsFd;
 
 use crate::control::TTL_NONE;
+use crate::session_file;
 
 /// Name of the file in the session's directory.
 pub const ARCHIVE_NAME: &str = "archived";
-
-/// The file is written under this name and then renamed, so that a reader finds either the whole file or none.
-const UNFINISHED_NAME: &str = "archived.new";
 
 /// The lease's clock of a session without a holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,29 +41,13 @@ impl LeaseClock {
 
     /// Writes the file into the session's directory.
     pub fn write(self, dir: impl AsFd) -> io::Result<()> {
-        let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        failpoint::step("archive create");
-        let file: OwnedFd = rustix::fs::openat(dir.as_fd(), UNFINISHED_NAME, flags, Mode::RUSR | Mode::WUSR)?;
-        let written = io::Write::write_all(&mut std::fs::File::from(file), self.encode().as_bytes());
-        let renamed = written.and_then(|()| {
-            failpoint::step("archive rename");
-            Ok(rustix::fs::renameat(dir.as_fd(), UNFINISHED_NAME, dir.as_fd(), ARCHIVE_NAME)?)
-        });
-        if renamed.is_err() {
-            // Readers ignore the unfinished file, so it does not matter if it cannot be removed.
-            rustix::fs::unlinkat(dir.as_fd(), UNFINISHED_NAME, AtFlags::empty()).ok();
-        }
-        renamed
+        session_file::replace(dir, ARCHIVE_NAME, &self.encode())
     }
 
     /// Reads the file from the session's directory. `None` if it does not exist or is malformed.
     pub fn read(dir: impl AsFd) -> io::Result<Option<Self>> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        match rustix::fs::openat(dir.as_fd(), ARCHIVE_NAME, flags, Mode::empty()) {
-            Ok(file) => Ok(Self::decode(&io::read_to_string(std::fs::File::from(file))?)),
-            Err(rustix::io::Errno::NOENT) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+        let Some(file) = session_file::open(dir, ARCHIVE_NAME)? else { return Ok(None) };
+        Ok(Self::decode(&io::read_to_string(file)?))
     }
 }
 

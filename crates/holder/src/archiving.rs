@@ -21,10 +21,9 @@
 //! A holder stays if descendants have outlived their process, because they would die with the holder. It also stays if
 //! a process took writes with a `writeId`, because the answer to a repeated write comes from the holder's ledger.
 
-use exec_server_session::{LeaseState, Ttl};
+use exec_server_session::LeaseState;
 
 use crate::ChildSpawner;
-use crate::archive_file::LeaseClock;
 use crate::control::{FromHolder, TTL_NONE};
 use crate::holder::Holder;
 use crate::process::{Process, ProcessPhase};
@@ -163,7 +162,7 @@ impl<S: ChildSpawner> Holder<S> {
             let (on_disk, in_memory) = (process.writer.disk_segments(), process.writer.memory_segments());
             in_memory == 0 || !self.cx.spill.is_quota_full(on_disk + in_memory - 1)
         };
-        self.processes.values().all(is_within) && self.listener.is_secret_in(self.dir())
+        self.processes.values().all(is_within) && self.listener.is_secret_in(&self.dir)
     }
 
     /// Spills the next segment. After the last segment, writes the manifest and the clock.
@@ -178,16 +177,8 @@ impl<S: ChildSpawner> Holder<S> {
         if let Some((slot, segment)) = in_memory {
             return self.cx.spill.begin(slot, segment, self.cx.now_ns);
         }
-        let detached_ns = match self.lease.state() {
-            LeaseState::Detached { since_ns } => Some(since_ns),
-            LeaseState::Attached { .. } | LeaseState::Expired => None,
-        };
-        let ttl_ms = match self.lease.ttl() {
-            Ttl::Nanos(ns) => ns / 1_000_000,
-            Ttl::None => TTL_NONE,
-        };
         let manifest = self.encode_manifest();
-        self.cx.spill.begin_archive(manifest, LeaseClock { ttl_ms, detached_ns });
+        self.cx.spill.begin_archive(manifest, self.lease_clock());
         self.archiving.step = ArchiveStep::Writing;
     }
 

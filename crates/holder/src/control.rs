@@ -21,7 +21,7 @@
 //! The server sends both for a released segment, in any order, and `Return` alone for a spilled or dropped one. A
 //! segment whose `Return` never comes is freed by the holder and not reused.
 
-mod codec;
+pub(crate) mod codec;
 mod codes;
 mod socket;
 

@@ -6,6 +6,7 @@
 //! Failure path: an invalid message, or one that is not allowed at this point, closes the controller's connection and
 //! does not affect the session.
 
+use std::collections::btree_map::Entry;
 use std::os::fd::OwnedFd;
 
 use exec_server_process::TerminalSize;
@@ -13,6 +14,7 @@ use exec_server_sandbox::Kit;
 use exec_server_session::AttachMode;
 
 use crate::ChildSpawner;
+use crate::context::SessionContext;
 use crate::control::{CommandStatus, FromHolder, ToHolder, WriteStatus};
 use crate::holder::{Holder, ttl};
 use crate::input::WritePart;
@@ -56,34 +58,26 @@ impl<S: ChildSpawner> Holder<S> {
                 Some(process) => process.handle_close_stdin(req, &mut self.cx),
                 None => self.cx.send_done(Some(req), CommandStatus::UnknownProcess),
             },
-            ToHolder::Signal { req, slot, signal } => self.run_on_process(req, slot, |process| process.signal(signal)),
+            ToHolder::Signal { req, slot, signal } => {
+                self.run_on_process(req, slot, |process, _| process.signal(signal));
+            }
             ToHolder::Resize { req, slot, rows, cols } => {
-                self.run_on_process(req, slot, |process| resize(process, TerminalSize { rows, cols }));
+                self.run_on_process(req, slot, |process, _| resize(process, TerminalSize { rows, cols }));
             }
             ToHolder::Terminate { req, slot, grace_ms } => {
-                let status = match self.processes.get_mut(&slot) {
-                    Some(process) => process.terminate(grace_ms, &mut self.cx),
-                    None => CommandStatus::UnknownProcess,
-                };
-                self.cx.send_done(Some(req), status);
+                self.run_on_process(req, slot, |process, cx| process.terminate(grace_ms, cx));
             }
-            ToHolder::Cap { slot, bytes } => {
-                if let Some(process) = self.processes.get_mut(&slot) {
-                    process.cap_bytes = bytes;
-                    process.reconsider(&mut self.cx);
-                }
-            }
+            ToHolder::Cap { slot, bytes } => self.update_process(slot, |process, cx| {
+                process.cap_bytes = bytes;
+                process.reconsider(cx);
+            }),
             ToHolder::Release { slot, segment } => {
-                if let Some(process) = self.processes.get_mut(&slot) {
-                    process.handle_release(segment, &mut self.cx);
-                }
+                self.update_process(slot, |process, cx| process.handle_release(segment, cx));
             }
-            ToHolder::Followed { slot, seq } => {
-                if let Some(process) = self.processes.get_mut(&slot) {
-                    process.followed_seq = seq;
-                    process.reconsider(&mut self.cx);
-                }
-            }
+            ToHolder::Followed { slot, seq } => self.update_process(slot, |process, cx| {
+                process.followed_seq = seq;
+                process.reconsider(cx);
+            }),
             ToHolder::Used { is_going_on: true } => self.lease.handle_used(),
             ToHolder::Used { is_going_on: false } => self.lease.handle_unused(self.cx.now_ns),
             ToHolder::Return { segment } => self.cx.handle_return(segment),
@@ -114,22 +108,34 @@ impl<S: ChildSpawner> Holder<S> {
     }
 
     fn forget(&mut self, req: u32, slot: u32) {
-        let status = match self.processes.get(&slot).map(|process| process.phase) {
-            None => CommandStatus::UnknownProcess,
-            Some(ProcessPhase::Closed) => CommandStatus::Ok,
-            Some(ProcessPhase::Running | ProcessPhase::Draining | ProcessPhase::Exited) => CommandStatus::NotClosed,
+        let status = match self.processes.entry(slot) {
+            Entry::Vacant(_) => CommandStatus::UnknownProcess,
+            Entry::Occupied(entry) if entry.get().phase == ProcessPhase::Closed => {
+                entry.remove().forget(&mut self.cx);
+                CommandStatus::Ok
+            }
+            Entry::Occupied(_) => CommandStatus::NotClosed,
         };
-        if status == CommandStatus::Ok
-            && let Some(process) = self.processes.remove(&slot)
-        {
-            process.forget(&mut self.cx);
-        }
         self.cx.send_done(Some(req), status);
     }
 
-    fn run_on_process(&mut self, req: u32, slot: u32, command: impl FnOnce(&mut Process) -> CommandStatus) {
-        let status = self.processes.get_mut(&slot).map_or(CommandStatus::UnknownProcess, command);
+    /// Runs a command of one process and answers it.
+    fn run_on_process(
+        &mut self,
+        req: u32,
+        slot: u32,
+        command: impl FnOnce(&mut Process, &mut SessionContext) -> CommandStatus,
+    ) {
+        let process = self.processes.get_mut(&slot);
+        let status = process.map_or(CommandStatus::UnknownProcess, |process| command(process, &mut self.cx));
         self.cx.send_done(Some(req), status);
+    }
+
+    /// Applies a command without an answer. A process that is gone needs no update.
+    fn update_process(&mut self, slot: u32, update: impl FnOnce(&mut Process, &mut SessionContext)) {
+        if let Some(process) = self.processes.get_mut(&slot) {
+            update(process, &mut self.cx);
+        }
     }
 }
 

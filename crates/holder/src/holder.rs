@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use exec_server_log::LogWriter;
 use exec_server_process::IgnoredSignals;
-use exec_server_session::{Lease, Ttl};
+use exec_server_session::{Lease, LeaseState, Ttl};
 
 use crate::adoption::Adoption;
 use crate::archive_file::LeaseClock;
@@ -76,7 +76,7 @@ pub struct Holder<S: ChildSpawner> {
     /// The server now serves the session's files. The holder ends with this turn.
     pub(crate) is_leaving: bool,
     pub(crate) limits: HolderLimits,
-    dir: OwnedFd,
+    pub(crate) dir: OwnedFd,
     info: Vec<u8>,
     pub(crate) nofile: Option<(u64, u64)>,
     /// The signals that this process ignores. Read once, because an exclusive holder never changes them. `None` if the
@@ -170,7 +170,7 @@ impl<S: ChildSpawner> Holder<S> {
         let is_ready = |token: u64| ready & 1 << token != 0;
         if is_ready(CONTROLLER) || self.cx.controller.is_recv_delayed() {
             self.cx.controller.flush();
-            self.handle_commands();
+            self.receive_commands(COMMANDS_MAX, Self::may_work);
         }
         if is_ready(LISTENER) || self.listener.deadline_ns().is_some_and(|at| now_ns >= at) {
             self.handle_listener();
@@ -219,7 +219,9 @@ impl<S: ChildSpawner> Holder<S> {
             self.adoption = None;
         }
         if self.cx.controller.is_lost() {
-            self.handle_remaining_commands();
+            // Handle what the lost controller sent before it disconnected, even if messages to it are still queued: its
+            // commands may contain `End`.
+            self.receive_commands(LAST_COMMANDS_MAX, |_| true);
         }
         if self.cx.controller.take_lost() {
             self.handle_controller_loss();
@@ -265,16 +267,6 @@ impl<S: ChildSpawner> Holder<S> {
         for process in self.processes.values_mut() {
             process.reconsider(&mut self.cx);
         }
-    }
-
-    fn handle_commands(&mut self) {
-        self.receive_commands(COMMANDS_MAX, Self::may_work);
-    }
-
-    /// Handles what a lost controller sent before it disconnected, even if messages to it are still queued: its
-    /// commands may contain `End`.
-    fn handle_remaining_commands(&mut self) {
-        self.receive_commands(LAST_COMMANDS_MAX, |_| true);
     }
 
     fn receive_commands(&mut self, most: usize, may_continue: impl Fn(&Self) -> bool) {
@@ -328,24 +320,31 @@ impl<S: ChildSpawner> Holder<S> {
     }
 
     fn send_welcome(&mut self, epoch: u64) {
-        let detached_ns = match self.lease.state() {
-            exec_server_session::LeaseState::Detached { since_ns } => self.cx.now_ns.saturating_sub(since_ns),
-            exec_server_session::LeaseState::Attached { .. } | exec_server_session::LeaseState::Expired => 0,
-        };
-        let ttl_ms = match self.lease.ttl() {
-            Ttl::Nanos(ns) => ns / 1_000_000,
-            Ttl::None => TTL_NONE,
-        };
+        let LeaseClock { ttl_ms, detached_ns } = self.lease_clock();
+        let detached_for_ns = detached_ns.map_or(0, |since_ns| self.cx.now_ns.saturating_sub(since_ns));
         let welcome = FromHolder::Welcome {
             // Announces the newest optional feature of this holder. The message layout itself is still `VERSION`.
             version: ARCHIVES,
             epoch,
             ttl_ms,
-            detached_ms: detached_ns / 1_000_000,
+            detached_ms: detached_for_ns / 1_000_000,
             info: self.info.clone(),
         };
         self.cx.controller.send(&welcome, &self.cx.shared_fds());
         self.adoption = Some(Adoption::new(self.cx.now_ns));
+    }
+
+    /// The time to live of the session, and since when it has been detached.
+    pub(crate) fn lease_clock(&self) -> LeaseClock {
+        let detached_ns = match self.lease.state() {
+            LeaseState::Detached { since_ns } => Some(since_ns),
+            LeaseState::Attached { .. } | LeaseState::Expired => None,
+        };
+        let ttl_ms = match self.lease.ttl() {
+            Ttl::Nanos(ns) => ns / 1_000_000,
+            Ttl::None => TTL_NONE,
+        };
+        LeaseClock { ttl_ms, detached_ns }
     }
 
     /// Handles the loss of the controller: detaches the session, and the current time to live runs.
@@ -413,10 +412,6 @@ impl<S: ChildSpawner> Holder<S> {
         self.cx.cgroups.remove();
         self.cx.spill.shut_down();
         self.cx.controller.flush();
-    }
-
-    pub(crate) fn dir(&self) -> &OwnedFd {
-        &self.dir
     }
 
     fn handle_children(&mut self) {

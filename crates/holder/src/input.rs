@@ -108,7 +108,10 @@ impl Process {
             Some(_) | None if !is_whole => WriteStatus::Mismatch,
             Some(_) | None if !self.accepts_input() => WriteStatus::StdinClosed,
             Some(_) | None => match &self.input.current {
-                None => return self.begin(part, cx),
+                None => {
+                    self.start(part, cx);
+                    return self.write_pending(cx);
+                }
                 Some(current) if current.req.is_none() && self.input.next.is_none() => {
                     self.input.next = Some(part);
                     return;
@@ -163,11 +166,6 @@ impl Process {
 
     fn accepts_input(&self) -> bool {
         self.input.is_open && self.input.closing.is_none() && self.phase == ProcessPhase::Running
-    }
-
-    fn begin(&mut self, part: WritePart, cx: &mut SessionContext) {
-        self.start(part, cx);
-        self.write_pending(cx);
     }
 
     /// Makes the part the current one, and skips the bytes that an earlier attempt has written.

@@ -54,6 +54,7 @@ mod process_end;
 mod reap;
 mod run;
 mod session_end;
+mod session_file;
 mod spawn_batch;
 pub mod spawner;
 mod spill;

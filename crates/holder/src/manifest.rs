@@ -7,16 +7,14 @@
 //! are lower bounds. Used by the holder and the server.
 
 use std::io::{self, Read as _};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
-use exec_server_log::{Exit, LogStatus, failpoint};
-use rustix::fs::{AtFlags, Mode, OFlags};
+use exec_server_log::{Exit, LogStatus};
+
+use crate::session_file;
 
 /// Name of the file in the session's directory.
 pub const MANIFEST_NAME: &str = "processes";
-
-/// The file is written under this name and then renamed, so that a reader finds either the whole file or none.
-const UNFINISHED_NAME: &str = "processes.new";
 
 /// More than a session with 4096 processes needs, with 4 KiB of arguments each in hexadecimal.
 const MANIFEST_MAX_BYTES: u64 = 64 << 20;
@@ -45,12 +43,7 @@ pub fn decode(text: &str) -> Option<Vec<ManifestEntry>> {
 
 /// Reads the file from the session's directory. `None` if it does not exist or is malformed.
 pub fn read(dir: impl AsFd) -> io::Result<Option<Vec<ManifestEntry>>> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = match rustix::fs::openat(dir.as_fd(), MANIFEST_NAME, flags, Mode::empty()) {
-        Ok(file) => std::fs::File::from(file),
-        Err(rustix::io::Errno::NOENT) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
+    let Some(file) = session_file::open(dir, MANIFEST_NAME)? else { return Ok(None) };
     let mut text = String::new();
     // Fail if the file is too long. A truncated manifest would not decode, and the output that it names would be
     // deleted with the session.
@@ -62,20 +55,7 @@ pub fn read(dir: impl AsFd) -> io::Result<Option<Vec<ManifestEntry>>> {
 
 /// Writes the file into the session's directory.
 pub fn write(dir: impl AsFd, text: &str) -> io::Result<()> {
-    let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    failpoint::step("roll create");
-    let file: OwnedFd = rustix::fs::openat(dir.as_fd(), UNFINISHED_NAME, flags, Mode::RUSR | Mode::WUSR)?;
-    failpoint::step("roll write");
-    let written = io::Write::write_all(&mut std::fs::File::from(file), text.as_bytes());
-    let renamed = written.and_then(|()| {
-        failpoint::step("roll rename");
-        Ok(rustix::fs::renameat(dir.as_fd(), UNFINISHED_NAME, dir.as_fd(), MANIFEST_NAME)?)
-    });
-    if renamed.is_err() {
-        // Readers ignore the unfinished file, so it does not matter if it cannot be removed.
-        rustix::fs::unlinkat(dir.as_fd(), UNFINISHED_NAME, AtFlags::empty()).ok();
-    }
-    renamed
+    session_file::replace(dir, MANIFEST_NAME, text)
 }
 
 fn encode_one(process: &ManifestEntry) -> String {

@@ -15,8 +15,8 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use exec_server_log::{BlockReason, ExitCause, LogWriter, OutputStream, SEGMENT_BYTES, Segment};
-use exec_server_process::{Child, Spawn, SpawnError, StdinMode, StdioMode};
+use exec_server_log::{BlockReason, ExitCause, LogWriter, OutputStream, SEGMENT_BYTES, Segment, SegmentInfo};
+use exec_server_process::{Child, Spawn, SpawnError, SpawnStage, StdinMode, StdioMode};
 
 use crate::ChildRestrictions;
 use crate::cgroup::ProcessCgroup;
@@ -25,15 +25,16 @@ use crate::control::{AnnouncedSegment, FromHolder, OverflowPolicy, ProcessInfo, 
 use crate::input::ChildStdin;
 use crate::manifest::ManifestEntry;
 use crate::poller::{EventFlags, PollInterest};
+use crate::spawn_batch::PreparedStart;
 
 /// The fd of a process that an epoll token stands for. A token is `slot << 8 | source`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessFd {
-    Exit,
+    Exit = 0,
     /// Stdout, or the terminal in both directions.
-    First,
-    Second,
-    Stdin,
+    First = 1,
+    Second = 2,
+    Stdin = 3,
 }
 
 pub(crate) struct Process {
@@ -111,13 +112,7 @@ pub(crate) struct StartFailure {
 
 impl ProcessFd {
     pub(crate) fn token(self, slot: u32) -> u64 {
-        let source = match self {
-            Self::Exit => 0,
-            Self::First => 1,
-            Self::Second => 2,
-            Self::Stdin => 3,
-        };
-        u64::from(slot) << 8 | source
+        u64::from(slot) << 8 | self as u64
     }
 
     pub(crate) fn from_token(token: u64) -> Option<(u32, Self)> {
@@ -134,46 +129,32 @@ impl ProcessFd {
 
 impl Process {
     /// Creates the process of a new child. Resets the slot's shared state.
-    pub(crate) fn new(
-        slot: u32,
-        child: Child,
-        (group, is_confined): (Option<ProcessCgroup>, bool),
-        spec: StartSpec,
-        cx: &mut SessionContext,
-    ) -> io::Result<Self> {
+    pub(crate) fn new(slot: u32, child: Child, start: PreparedStart, cx: &mut SessionContext) -> io::Result<Self> {
+        let PreparedStart { spec, group, is_confined } = start;
         cx.control.reset_slot(slot);
         let after = |ms: Option<u64>| ms.map(|ms| ms.saturating_mul(1_000_000));
         let idle = after(spec.idle_timeout_ms).map(|ns| (ns, cx.now_ns.saturating_add(ns)));
         let is_tty = child.pty().is_some();
+        let pid = child.pid().as_raw_nonzero().get().unsigned_abs();
         let mut process = Self {
-            slot,
-            pid: child.pid().as_raw_nonzero().get().unsigned_abs(),
             is_tty,
             phase: ProcessPhase::Running,
-            writer: LogWriter::new(slot),
             outputs: [
                 ChildOutput::new(if is_tty { OutputStream::Pty } else { OutputStream::Stdout }, true),
                 ChildOutput::new(OutputStream::Stderr, !is_tty),
             ],
             input: ChildStdin::new(child.stdin().is_some()),
-            exit_interest: PollInterest::default(),
-            paused: None,
             overflow: spec.overflow,
-            followed_seq: 0,
             cap_bytes: spec.cap_bytes,
             deadlines: ProcessDeadlines {
                 timeout_at: after(spec.timeout_ms).map(|ns| cx.now_ns.saturating_add(ns)),
                 idle,
                 ..ProcessDeadlines::default()
             },
-            killed: None,
-            is_kill_due: false,
             is_confined,
-            was_sigterm_sent: false,
-            is_restored: false,
-            meta: spec.meta.into_boxed_slice(),
             child: Some(child),
             group,
+            ..Self::closed(slot, pid, LogWriter::new(slot), spec.meta)
         };
         cx.has_new_deadline |= process.deadline_ns().is_some();
         cx.is_manifest_stale = true;
@@ -189,9 +170,14 @@ impl Process {
 
     /// Restores a closed process of an earlier holder, with its whole log on disk.
     pub(crate) fn restore(entry: ManifestEntry, writer: LogWriter) -> Self {
+        Self { is_restored: true, ..Self::closed(entry.slot, entry.pid, writer, entry.meta) }
+    }
+
+    /// A process without a child and without open streams.
+    fn closed(slot: u32, pid: u32, writer: LogWriter, meta: Vec<u8>) -> Self {
         Self {
-            slot: entry.slot,
-            pid: entry.pid,
+            slot,
+            pid,
             is_tty: false,
             child: None,
             group: None,
@@ -209,8 +195,8 @@ impl Process {
             is_kill_due: false,
             is_confined: false,
             was_sigterm_sent: false,
-            is_restored: true,
-            meta: entry.meta.into_boxed_slice(),
+            is_restored: false,
+            meta: meta.into_boxed_slice(),
         }
     }
 
@@ -322,12 +308,7 @@ impl ChildOutput {
 }
 
 /// Announces one segment to the controller and records that it is lent.
-pub(crate) fn announce(
-    slot: u32,
-    info: &exec_server_log::SegmentInfo,
-    fd: Option<Arc<OwnedFd>>,
-    cx: &mut SessionContext,
-) {
+pub(crate) fn announce(slot: u32, info: &SegmentInfo, fd: Option<Arc<OwnedFd>>, cx: &mut SessionContext) {
     if !cx.controller.is_connected() {
         return;
     }
@@ -385,9 +366,7 @@ impl From<SpawnError> for StartFailure {
             SpawnError::BadDescriptor { number } => (StartStage::Input, number.to_string().into_bytes()),
             SpawnError::Cwd { path, .. } => (StartStage::Cwd, path.into_bytes()),
             SpawnError::Exec { program, .. } => (StartStage::Exec, program.into_bytes()),
-            SpawnError::Setup { stage: exec_server_process::SpawnStage::Sandbox, .. } => {
-                (StartStage::Sandbox, Vec::new())
-            }
+            SpawnError::Setup { stage: SpawnStage::Sandbox, .. } => (StartStage::Sandbox, Vec::new()),
             SpawnError::Resources { what, .. } => (StartStage::Resources, what.as_bytes().to_vec()),
             other => (StartStage::Resources, other.to_string().into_bytes()),
         };
@@ -398,11 +377,7 @@ impl From<SpawnError> for StartFailure {
 impl StartFailure {
     /// No slot or no fd is left for another process.
     pub(crate) fn exhausted(what: &str) -> Self {
-        Self {
-            stage: StartStage::Resources,
-            errno: rustix::io::Errno::MFILE.raw_os_error(),
-            detail: what.as_bytes().to_vec(),
-        }
+        Self::io(what, &rustix::io::Errno::MFILE.into())
     }
 
     pub(crate) fn io(what: &str, error: &io::Error) -> Self {

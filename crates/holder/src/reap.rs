@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
-use rustix::process::{Pid, WaitOptions, getpid};
+use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions, getpid};
 
 /// Blocks SIGCHLD and returns a signalfd that is readable while SIGCHLD is pending.
 pub(crate) fn child_signals() -> io::Result<OwnedFd> {
@@ -66,14 +66,11 @@ pub(crate) fn kill_all() -> bool {
 /// Whether this process has a child, alive or unreaped. That covers all descendants: each descendant of a subreaper has
 /// an ancestor among the subreaper's children.
 pub(crate) fn has_children() -> bool {
-    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
-    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-    // SAFETY: the pointer is valid for one write, and the value is never read.
-    let result = unsafe { libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), flags) };
-    result == 0 || io::Error::last_os_error().raw_os_error() != Some(Errno::CHILD.raw_os_error())
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    !matches!(rustix::process::waitid(WaitId::All, options), Err(Errno::CHILD))
 }
 
-/// Returns a dead child without reaping it.
+/// Returns a dead child without reaping it. (rustix's `waitid` does not report the pid.)
 fn peek_dead() -> Option<Pid> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;

@@ -32,7 +32,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use self::directory_guard::DirectoryGuard;
 use self::strays::StrayKiller;
 use crate::control;
-use crate::{ChildRestrictions, Holder, HolderLimits, OsSpawner, inherited, reap, run, title};
+use crate::{Holder, HolderConfig, OsSpawner, inherited, reap, run, title};
 
 pub use exec::{ARGUMENT, ExecError, exec_spawner, exec_spawner_for, serve_stdin};
 
@@ -58,21 +58,6 @@ const SEND_TIMEOUT_S: i64 = 5;
 pub struct SpawnerHandle {
     socket: OwnedFd,
     pid: i32,
-}
-
-/// The parameters of a new holder.
-#[derive(Debug)]
-pub struct NewHolder {
-    /// The session's directory, created by the caller with mode 0700.
-    pub dir: OwnedFd,
-    /// A controller must present this secret in `Hello`.
-    pub secret: [u8; 32],
-    /// Opaque record of the session.
-    pub info: Vec<u8>,
-    pub limits: HolderLimits,
-    /// `RLIMIT_NOFILE` for children (soft, hard), as it was before the server raised its own.
-    pub original_nofile: Option<(u64, u64)>,
-    pub confine: ChildRestrictions,
 }
 
 /// Forks the spawner. Call it before any thread exists and before any secret is read, because the memory is copied into
@@ -110,10 +95,13 @@ pub fn connect(dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 impl SpawnerHandle {
     /// Requests a holder, and returns the controller's end of its socket pair. Returns as soon as the request is sent:
     /// success or failure shows on that socket.
-    pub fn create(&self, new: NewHolder) -> io::Result<OwnedFd> {
+    ///
+    /// `config.nofile` is `RLIMIT_NOFILE` as it was before the server raised its own. A forked holder is always
+    /// exclusive.
+    pub fn create(&self, config: &HolderConfig) -> io::Result<OwnedFd> {
         let (ours, theirs) = pair()?;
         rustix::io::ioctl_fionbio(&ours, true)?;
-        self.send_request(&holder_request::encode(&new), &[theirs.as_fd(), new.dir.as_fd()])?;
+        self.send_request(&holder_request::encode(config), &[theirs.as_fd(), config.dir.as_fd()])?;
         Ok(ours)
     }
 

@@ -100,9 +100,8 @@ struct SpillQueue {
 }
 
 enum DiskJob {
-    /// Writes a segment. If the manifest on disk is stale, `manifest` is the new one, which is written first.
+    /// Writes a segment. Fails if the manifest that was written before it failed.
     Write {
-        manifest: Option<String>,
         slot: u32,
         id: u64,
         bytes: Vec<u8>,
@@ -127,14 +126,8 @@ enum DiskJob {
 impl DiskJob {
     /// The slot whose file this job removes.
     fn removed_slot(&self) -> Option<u32> {
-        match self {
-            Self::Unlink { slot, .. } => Some(*slot),
-            Self::Write { .. }
-            | Self::Manifest { .. }
-            | Self::UnlinkManifest
-            | Self::Archive { .. }
-            | Self::UnlinkArchive => None,
-        }
+        let Self::Unlink { slot, .. } = self else { return None };
+        Some(*slot)
     }
 }
 
@@ -203,7 +196,7 @@ impl Spill {
         let id = segment.id();
         let floor = (self.limits.free_floor_bytes, self.limits.free_floor_percent);
         self.writing = Some(slot);
-        self.due.push(DiskJob::Write { manifest: None, slot, id, bytes, floor });
+        self.due.push(DiskJob::Write { slot, id, bytes, floor });
     }
 
     /// The slots whose files are being written or removed. No new process may use them yet.
@@ -245,29 +238,23 @@ impl Spill {
         if let Some(text) = manifest.take_if(|_| !has_write).filter(|_| has_thread) {
             queue.push_manifest(text);
         }
-        for mut job in self.due.drain(..) {
-            match &mut job {
+        for job in self.due.drain(..) {
+            match job {
                 // Remove the file here: to block once on the disk is better than to leave the file behind.
-                DiskJob::Unlink { slot, id } if !has_thread => {
-                    remove(&self.shared.dir, &disk_name(*slot, *id));
-                    continue;
-                }
-                DiskJob::Write { manifest: first, .. } => *first = manifest.take(),
+                DiskJob::Unlink { slot, id } if !has_thread => remove(&self.shared.dir, &disk_name(slot, id)),
                 // Without a thread this job would never finish, so report a failure. Only a holder without any file on
                 // disk can get here.
                 DiskJob::Archive { .. } if !has_thread => {
                     queue.archived.push(false);
-                    // Cannot fail: the counter is never full.
-                    rustix::io::write(&self.shared.eventfd, &1_u64.to_ne_bytes()).ok();
-                    continue;
+                    self.shared.notify();
                 }
-                DiskJob::Unlink { .. }
-                | DiskJob::Manifest { .. }
-                | DiskJob::UnlinkManifest
-                | DiskJob::Archive { .. }
-                | DiskJob::UnlinkArchive => {}
+                job => {
+                    if matches!(job, DiskJob::Write { .. }) {
+                        queue.jobs.extend(manifest.take().map(|text| DiskJob::Manifest { text }));
+                    }
+                    queue.jobs.push_back(job);
+                }
             }
-            queue.jobs.push_back(job);
         }
         drop(queue);
         self.shared.wake.notify_one();
@@ -387,6 +374,12 @@ impl SpillQueue {
 }
 
 impl SpillShared {
+    /// Tells the epoll thread that a segment write or an archive job has finished.
+    fn notify(&self) {
+        // Cannot fail: the epoll thread reads the counter once per write, so it is never full.
+        rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes()).ok();
+    }
+
     fn next(&self) -> Option<DiskJob> {
         let mut queue = self.queue.lock();
         loop {
@@ -404,6 +397,7 @@ impl SpillShared {
     }
 
     fn run(&self) {
+        // Why the manifest on disk is not the newest. The segment write that follows needs it, so that write fails.
         let mut manifest_error = None;
         while let Some(job) = self.next() {
             match job {
@@ -413,21 +407,16 @@ impl SpillShared {
                 DiskJob::Archive { manifest, clock } => {
                     let written = manifest::write(&self.dir, &manifest).and_then(|()| clock.write(&self.dir));
                     self.queue.lock().archived.push(written.is_ok());
-                    // Cannot fail: the epoll thread reads the counter once per write, so it is never full.
-                    rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes()).ok();
+                    self.notify();
                 }
                 DiskJob::Unlink { slot, id } => remove(&self.dir, &disk_name(slot, id)),
-                DiskJob::Write { manifest, slot, id, bytes, floor } => {
-                    if let Some(text) = manifest {
-                        manifest_error = manifest::write(&self.dir, &text).err();
-                    }
+                DiskJob::Write { slot, id, bytes, floor } => {
                     let result = match manifest_error.take() {
                         Some(error) => Err(error),
                         None => write(&self.dir, &disk_name(slot, id), &bytes, floor),
                     };
                     self.queue.lock().outcome = Some(SpillOutcome { slot, id, result, bytes });
-                    // Cannot fail: the epoll thread reads the counter once per write, so it is never full.
-                    rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes()).ok();
+                    self.notify();
                 }
             }
         }

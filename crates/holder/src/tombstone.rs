@@ -4,14 +4,10 @@
 //! opaque record of its start in hexadecimal. Used by the holder and the server.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
-use rustix::fs::{AtFlags, Mode, OFlags};
-
+use crate::session_file;
 use crate::spawner::TOMBSTONE_NAME;
-
-/// The file is written under this name and then renamed, so that a reader finds either the whole file or none.
-const UNFINISHED_NAME: &str = "expired.new";
 
 /// The record of an expired session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,25 +49,13 @@ impl Tombstone {
 
     /// Writes the file into the session's directory.
     pub fn write(&self, dir: impl AsFd) -> io::Result<()> {
-        let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file: OwnedFd = rustix::fs::openat(dir.as_fd(), UNFINISHED_NAME, flags, Mode::RUSR | Mode::WUSR)?;
-        io::Write::write_all(&mut std::fs::File::from(file), self.encode().as_bytes())?;
-        let renamed = rustix::fs::renameat(dir.as_fd(), UNFINISHED_NAME, dir.as_fd(), TOMBSTONE_NAME);
-        if renamed.is_err() {
-            // Readers ignore the unfinished file, so it does not matter if it cannot be removed.
-            rustix::fs::unlinkat(dir.as_fd(), UNFINISHED_NAME, AtFlags::empty()).ok();
-        }
-        Ok(renamed?)
+        session_file::replace(dir, TOMBSTONE_NAME, &self.encode())
     }
 
     /// Reads the file from the session's directory. `None` if it does not exist or is malformed.
     pub fn read(dir: impl AsFd) -> io::Result<Option<Self>> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        match rustix::fs::openat(dir.as_fd(), TOMBSTONE_NAME, flags, Mode::empty()) {
-            Ok(file) => Ok(Self::decode(&io::read_to_string(std::fs::File::from(file))?)),
-            Err(rustix::io::Errno::NOENT) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+        let Some(file) = session_file::open(dir, TOMBSTONE_NAME)? else { return Ok(None) };
+        Ok(Self::decode(&io::read_to_string(file)?))
     }
 }
 

@@ -9,8 +9,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use exec_server_holder::control::{self, CommandStatus, FromHolder, StartSpec, ToHolder};
-use exec_server_holder::spawner::{self, ExecError, NewHolder, SpawnerHandle, exec_spawner, fork_spawner};
-use exec_server_holder::{HolderLimits, TerminalSize};
+use exec_server_holder::spawner::{self, ExecError, SpawnerHandle, exec_spawner, fork_spawner};
+use exec_server_holder::{HolderConfig, HolderLimits, TerminalSize};
 use exec_server_log::{BlockReason, ControlBlock};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
@@ -71,15 +71,16 @@ impl TestLink {
         std::fs::write(dir.join(spawner::SECRET_NAME), SECRET).expect("the secret, as a server writes it");
         let limit = getrlimit(Resource::Nofile);
         let at_most = |most: u64, limit: Option<u64>| limit.map_or(most, |limit| limit.min(most));
-        let new = NewHolder {
+        let config = HolderConfig {
             dir: open(dir),
             secret: SECRET,
             info: vec![5; INFO_BYTES],
             limits: HolderLimits { ttl_ms, free_floor_bytes: 0, ..HolderLimits::default() },
-            original_nofile: Some((at_most(99, limit.current), at_most(199, limit.maximum))),
+            nofile: Some((at_most(99, limit.current), at_most(199, limit.maximum))),
             confine: exec_server_holder::ChildRestrictions::default(),
+            exclusive: true,
         };
-        let mut link = Self::new(handle.create(new).expect("create"));
+        let mut link = Self::new(handle.create(&config).expect("create"));
         link.hello(1);
         link
     }

@@ -61,10 +61,6 @@ impl SessionCgroup {
         Self { dirs }
     }
 
-    pub(crate) fn dir(&self, wanted: CgroupHierarchy) -> Option<&Path> {
-        self.dirs.iter().find(|(hierarchy, _)| *hierarchy == wanted).map(|(_, dir)| dir.as_path())
-    }
-
     /// Encodes the directories, one per line: a letter for the hierarchy, then the path.
     pub fn encode(&self) -> Vec<u8> {
         let mut text = Vec::new();
@@ -94,7 +90,7 @@ impl SessionCgroup {
 
     /// Kills all processes in the group in one step. Returns whether that was possible.
     pub fn kill(&self) -> bool {
-        self.dir(CgroupHierarchy::Unified).is_some_and(|dir| fs::write(dir.join("cgroup.kill"), "1").is_ok())
+        kill(&self.dirs)
     }
 
     /// Whether the group has no processes or does not exist.
@@ -117,6 +113,15 @@ impl SessionCgroup {
             }
         }
     }
+}
+
+/// The directory in the unified hierarchy.
+fn unified(dirs: &[(CgroupHierarchy, PathBuf)]) -> Option<&Path> {
+    dirs.iter().find(|(hierarchy, _)| *hierarchy == CgroupHierarchy::Unified).map(|(_, dir)| dir.as_path())
+}
+
+fn kill(dirs: &[(CgroupHierarchy, PathBuf)]) -> bool {
+    unified(dirs).is_some_and(|dir| fs::write(dir.join("cgroup.kill"), "1").is_ok())
 }
 
 fn remove_below(dir: &Path) {

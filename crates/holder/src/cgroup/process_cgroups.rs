@@ -13,7 +13,9 @@ use exec_server_log::LimitsHit;
 use exec_server_process::Spawn;
 use rustix::fs::{Mode, OFlags};
 
-use super::{CgroupHierarchy, SessionCgroup, create_if_missing, is_populated, read_number, read_small, value_of};
+use super::{
+    CgroupHierarchy, SessionCgroup, create_if_missing, is_populated, kill, read_number, read_small, unified, value_of,
+};
 use crate::HolderLimits;
 
 /// Maximum number of empty groups kept for later processes: as many as are often started at a time. Creating and
@@ -62,10 +64,9 @@ impl ProcessCgroups {
         if self.session.dirs.is_empty() {
             return Ok(None);
         }
-        if let Some(group) = self.spare.pop() {
-            return Ok(Some(group));
+        if self.spare.is_empty() {
+            self.collect();
         }
-        self.collect();
         if let Some(group) = self.spare.pop() {
             return Ok(Some(group));
         }
@@ -100,10 +101,9 @@ impl ProcessCgroups {
     }
 
     fn collect(&mut self) {
-        let (empty, rest) = std::mem::take(&mut self.lingering).into_iter().partition(ProcessCgroup::is_empty);
-        self.lingering = rest;
-        let empty: Vec<ProcessCgroup> = empty;
-        empty.into_iter().for_each(|group| self.keep(group));
+        for group in std::mem::take(&mut self.lingering) {
+            self.release(group);
+        }
     }
 }
 
@@ -133,14 +133,13 @@ impl ProcessCgroup {
     /// Kills all processes in the group in one step. Returns whether that was possible.
     pub(crate) fn kill(&self) -> bool {
         self.was_killed.set(true);
-        let dir = self.dir(CgroupHierarchy::Unified);
-        dir.is_some_and(|dir| fs::write(dir.join("cgroup.kill"), "1").is_ok())
+        kill(&self.dirs)
     }
 
     /// Whether the group has no processes.
     pub(crate) fn is_empty(&self) -> bool {
         // A process is in both hierarchies, and started in the unified one if it exists, so checking one is enough.
-        match self.dir(CgroupHierarchy::Unified) {
+        match unified(&self.dirs) {
             Some(dir) => !is_populated(dir),
             None => self.dirs.iter().all(|(_, dir)| read_number(&dir.join("pids.current")).unwrap_or(0) == 0),
         }
@@ -198,10 +197,6 @@ impl ProcessCgroup {
             file.as_ref().and_then(|file| read_small(file, value)?).unwrap_or(0)
         };
         LimitCounts { pids: read(&self.pids_events, "max"), oom_kills: read(&self.memory_events, "oom_kill") }
-    }
-
-    fn dir(&self, wanted: CgroupHierarchy) -> Option<&Path> {
-        self.dirs.iter().find(|(hierarchy, _)| *hierarchy == wanted).map(|(_, dir)| dir.as_path())
     }
 }
 

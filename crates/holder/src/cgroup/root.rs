@@ -118,24 +118,22 @@ impl CgroupRoot {
     }
 
     fn create_session(&self, hierarchy: CgroupHierarchy, root: &Path, dir: &Path) -> io::Result<()> {
+        let enable_all = |dir: &Path| match hierarchy {
+            CgroupHierarchy::Unified => self.controllers.iter().try_for_each(|controller| enable(dir, controller)),
+            CgroupHierarchy::Pids => Ok(()),
+        };
         let mut last = Ok(());
         for _ in 0..ATTEMPTS_MAX {
             create_if_missing(root)?;
-            if hierarchy == CgroupHierarchy::Unified {
-                self.controllers.iter().try_for_each(|controller| enable(root, controller))?;
-            }
+            enable_all(root)?;
             last = create_if_missing(dir);
-            // A session that ended at the same time removed the empty parent directory.
-            if last.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
-                continue;
+            // ENOENT: a session that ended at the same time removed the empty parent directory. Try again.
+            if !last.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+                break;
             }
-            break;
         }
         last?;
-        if hierarchy == CgroupHierarchy::Unified {
-            self.controllers.iter().try_for_each(|controller| enable(dir, controller))?;
-        }
-        Ok(())
+        enable_all(dir)
     }
 
     /// Removes the directories, unless a session still uses them.

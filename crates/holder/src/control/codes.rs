@@ -2,59 +2,40 @@
 //!
 //! A code is never reused for another meaning. Decoding an unknown code is an error.
 
+use super::codec::{Field, FieldReader};
 use super::{CommandStatus, DecodeError, OverflowPolicy, StartStage, WriteStatus};
 
-impl StartStage {
-    pub(super) fn code(self) -> u8 {
-        match self {
-            Self::Input => 1,
-            Self::Resources => 2,
-            Self::Cwd => 3,
-            Self::Exec => 4,
-            Self::Sandbox => 5,
-        }
-    }
+/// Implements [`Field`] for enums that are encoded as one byte. The text names the enum in an error.
+macro_rules! codes {
+    ($($name:ident, $text:literal { $($variant:ident = $code:literal),+ })+) => {$(
+        impl Field<'_> for $name {
+            fn write(&self, out: &mut Vec<u8>) {
+                out.push(match self {
+                    $(Self::$variant => $code,)+
+                });
+            }
 
-    pub(super) fn from_code(code: u8) -> Result<Self, DecodeError> {
-        match code {
-            1 => Ok(Self::Input),
-            2 => Ok(Self::Resources),
-            3 => Ok(Self::Cwd),
-            4 => Ok(Self::Exec),
-            5 => Ok(Self::Sandbox),
-            _ => Err(DecodeError::Value("stage")),
+            fn read(from: &mut FieldReader<'_>, _name: &'static str) -> Result<Self, DecodeError> {
+                match u8::read(from, "code")? {
+                    $($code => Ok(Self::$variant),)+
+                    _unknown => Err(DecodeError::Value($text)),
+                }
+            }
         }
-    }
+    )+};
 }
 
-impl WriteStatus {
-    pub(super) fn code(self) -> u8 {
-        match self {
-            Self::Accepted => 1,
-            Self::StdinClosed => 2,
-            Self::UnknownProcess => 3,
-            Self::Mismatch => 4,
-            Self::Busy => 5,
-            Self::Cut => 6,
-        }
+codes! {
+    StartStage, "stage" { Input = 1, Resources = 2, Cwd = 3, Exec = 4, Sandbox = 5 }
+    WriteStatus, "write status" {
+        Accepted = 1, StdinClosed = 2, UnknownProcess = 3, Mismatch = 4, Busy = 5, Cut = 6
     }
-
-    pub(super) fn from_code(code: u8) -> Result<Self, DecodeError> {
-        match code {
-            1 => Ok(Self::Accepted),
-            2 => Ok(Self::StdinClosed),
-            3 => Ok(Self::UnknownProcess),
-            4 => Ok(Self::Mismatch),
-            5 => Ok(Self::Busy),
-            6 => Ok(Self::Cut),
-            _ => Err(DecodeError::Value("write status")),
-        }
-    }
+    OverflowPolicy, "overflow" { Block = 0, DropOldest = 1 }
 }
 
-impl CommandStatus {
-    pub(super) fn code(self) -> (u8, i32) {
-        match self {
+impl Field<'_> for CommandStatus {
+    fn write(&self, out: &mut Vec<u8>) {
+        let (code, errno): (u8, i32) = match self {
             Self::Ok => (1, 0),
             Self::NotRunning => (2, 0),
             Self::StreamsHeld => (3, 0),
@@ -63,11 +44,15 @@ impl CommandStatus {
             Self::StdinClosed => (6, 0),
             Self::RawMode => (7, 0),
             Self::NotClosed => (8, 0),
-            Self::Failed(errno) => (9, errno),
-        }
+            Self::Failed(errno) => (9, *errno),
+        };
+        code.write(out);
+        errno.write(out);
     }
 
-    pub(super) fn from_code(code: u8, errno: i32) -> Result<Self, DecodeError> {
+    fn read(from: &mut FieldReader<'_>, _name: &'static str) -> Result<Self, DecodeError> {
+        let code: u8 = from.read("code")?;
+        let errno = from.read("errno")?;
         match code {
             1 => Ok(Self::Ok),
             2 => Ok(Self::NotRunning),
@@ -79,23 +64,6 @@ impl CommandStatus {
             8 => Ok(Self::NotClosed),
             9 => Ok(Self::Failed(errno)),
             _ => Err(DecodeError::Value("status")),
-        }
-    }
-}
-
-impl OverflowPolicy {
-    pub(super) fn code(self) -> u8 {
-        match self {
-            Self::Block => 0,
-            Self::DropOldest => 1,
-        }
-    }
-
-    pub(super) fn from_code(code: u8) -> Result<Self, DecodeError> {
-        match code {
-            0 => Ok(Self::Block),
-            1 => Ok(Self::DropOldest),
-            _ => Err(DecodeError::Value("overflow")),
         }
     }
 }

@@ -13,8 +13,8 @@ use rustix::net::{
     SendFlags,
 };
 
-use super::codec::{HEADER, LARGE};
-use super::{DecodeError, FDS_MAX, FromHolder, LARGE_MAX, MESSAGE_MAX, ToHolder, VERSION};
+use super::codec::{Field, HEADER, LARGE, write_header};
+use super::{DecodeError, FDS_MAX, FromHolder, LARGE_MAX, MESSAGE_MAX, ToHolder};
 
 /// Number of bytes of the buffer that are used for a receive: above [`MESSAGE_MAX`], so that a longer datagram is
 /// reported as truncated.
@@ -77,9 +77,9 @@ pub fn send_raw(socket: impl AsFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> io
     let body = sealed_memfd(message)?;
     let mut all = vec![body.as_fd()];
     all.extend_from_slice(fds);
-    #[expect(clippy::cast_possible_truncation, reason = "layout numbers are small")]
-    let mut envelope = vec![VERSION as u8, LARGE];
-    envelope.extend_from_slice(&u64::try_from(message.len()).unwrap_or(u64::MAX).to_le_bytes());
+    let mut envelope = Vec::new();
+    write_header(LARGE, &mut envelope);
+    (message.len() as u64).write(&mut envelope);
     send_datagram(socket.as_fd(), &envelope, &all)
 }
 

@@ -44,8 +44,7 @@ impl SpawnerHandle {
     /// Asks the spawner to remove this state directory, once the server is gone and the last holder has been gone for
     /// `after`.
     pub fn guard(&self, dir: BorrowedFd<'_>, after: Duration) -> io::Result<()> {
-        #[expect(clippy::cast_possible_truncation, reason = "layout numbers are small")]
-        let mut message = vec![LAYOUT as u8, KIND];
+        let mut message = vec![LAYOUT, KIND];
         let after_ms = u64::try_from(after.as_millis()).unwrap_or(u64::MAX);
         message.extend_from_slice(&after_ms.to_le_bytes());
         self.send_request(&message, &[dir])

@@ -110,9 +110,11 @@ pub fn exec_spawner_for(program: &Path, served: Option<&OsStr>) -> Result<Spawne
     // `wait` fails if the host ignores SIGCHLD or reaps all children. The program has exited in any case.
     let status = child.wait().ok();
     match greeted.map_err(failed)? {
-        GreetingOutcome::Received { layout, pid } if layout == LAYOUT => Ok(SpawnerHandle { socket: ours, pid }),
+        GreetingOutcome::Received { layout, pid } if layout == u32::from(LAYOUT) => {
+            Ok(SpawnerHandle { socket: ours, pid })
+        }
         GreetingOutcome::Received { layout: theirs, .. } => {
-            Err(ExecError::Layout { program: path, theirs, ours: LAYOUT })
+            Err(ExecError::Layout { program: path, theirs, ours: LAYOUT.into() })
         }
         GreetingOutcome::Eof => {
             Err(ExecError::NotOurs { program: path, status, stderr_text: read_stderr(child.stderr.take()) })
@@ -164,7 +166,7 @@ enum GreetingOutcome {
 
 fn send_greeting(socket: &OwnedFd) -> io::Result<()> {
     let mut message = GREETING.to_vec();
-    message.extend_from_slice(&LAYOUT.to_le_bytes());
+    message.extend_from_slice(&u32::from(LAYOUT).to_le_bytes());
     message.extend_from_slice(&rustix::process::getpid().as_raw_nonzero().get().to_le_bytes());
     control::send_raw(socket, &message, &[])
 }

@@ -5,13 +5,13 @@
 
 use std::os::fd::OwnedFd;
 
-use super::NewHolder;
 use crate::cgroup::SessionCgroup;
 use crate::control::DecodeError;
+use crate::control::codec::{Field, FieldReader, write_count};
 use crate::{ChildRestrictions, ChildUser, HolderConfig, HolderLimits};
 
 /// Version of the request layout. The spawner sends it in its greeting.
-pub(super) const LAYOUT: u32 = 5;
+pub(super) const LAYOUT: u8 = 5;
 
 /// Number of fixed integer fields at the beginning, eight bytes each.
 const FIELDS: usize = 10;
@@ -20,12 +20,11 @@ const FIELDS: usize = 10;
 const NONE: u64 = u64::MAX;
 
 /// Encodes layout, kind, secret, fixed integers, control group, user, rlimits, and then the opaque record.
-pub(super) fn encode(new: &NewHolder) -> Vec<u8> {
-    #[expect(clippy::cast_possible_truncation, reason = "layout numbers are small")]
-    let mut out = vec![LAYOUT as u8, 1];
-    out.extend_from_slice(&new.secret);
-    let limits = new.limits;
-    let nofile = new.original_nofile.unwrap_or_default();
+pub(super) fn encode(config: &HolderConfig) -> Vec<u8> {
+    let mut out = vec![LAYOUT, 1];
+    config.secret.write(&mut out);
+    let limits = config.limits;
+    let nofile = config.nofile.unwrap_or_default();
     let fields: [u64; FIELDS] = [
         limits.ttl_ms,
         limits.disk_quota_bytes,
@@ -34,45 +33,40 @@ pub(super) fn encode(new: &NewHolder) -> Vec<u8> {
         limits.pids_max.unwrap_or(NONE),
         limits.memory_max.unwrap_or(NONE),
         limits.archive_after_ms,
-        u64::from(new.original_nofile.is_some()),
+        u64::from(config.nofile.is_some()),
         nofile.0,
         nofile.1,
     ];
-    fields.iter().for_each(|field| out.extend_from_slice(&field.to_le_bytes()));
-    let group = new.confine.group.encode();
-    count(&mut out, group.len());
-    out.extend_from_slice(&group);
-    let user =
-        new.confine.user.iter().flat_map(|user| [user.uid, user.gid].into_iter().chain(user.groups.iter().copied()));
-    let user: Vec<u32> = user.collect();
-    count(&mut out, user.len());
-    user.iter().for_each(|id| out.extend_from_slice(&id.to_le_bytes()));
-    count(&mut out, new.confine.rlimits.len());
-    for (resource, limit) in &new.confine.rlimits {
-        out.extend_from_slice(&resource.to_le_bytes());
-        out.extend_from_slice(&limit.to_le_bytes());
+    fields.iter().for_each(|field| field.write(&mut out));
+    config.confine.group.encode().write(&mut out);
+    let user = config.confine.user.as_ref();
+    let user: Vec<u32> = user.map_or_else(Vec::new, |user| [&[user.uid, user.gid], &user.groups[..]].concat());
+    write_count(user.len(), &mut out);
+    user.iter().for_each(|id| id.write(&mut out));
+    write_count(config.confine.rlimits.len(), &mut out);
+    for (resource, limit) in &config.confine.rlimits {
+        resource.write(&mut out);
+        limit.write(&mut out);
     }
-    out.extend_from_slice(&new.info);
+    out.extend_from_slice(&config.info);
     out
 }
 
 pub(super) fn decode(request: &[u8], dir: OwnedFd) -> Result<HolderConfig, DecodeError> {
-    let mut rest = request.split_first_chunk::<2>().ok_or(DecodeError::Short)?.1;
-    let secret = take(&mut rest)?;
+    let mut from = FieldReader(request.split_first_chunk::<2>().ok_or(DecodeError::Short)?.1);
+    let secret = from.read("secret")?;
     let mut fields = [0_u64; FIELDS];
     for field in &mut fields {
-        *field = u64::from_le_bytes(take(&mut rest)?);
+        *field = from.read("limits")?;
     }
     let [ttl_ms, disk_quota_bytes, free_floor_bytes, free_floor_percent, pids, memory, archive_after_ms, nofile @ ..] =
         fields;
     let [has_nofile, soft, hard] = nofile;
     let limit = |value: u64| (value != NONE).then_some(value);
-    let length = take_count(&mut rest)?;
-    let (group, after) = rest.split_at_checked(length).ok_or(DecodeError::Short)?;
-    rest = after;
+    let group: &[u8] = from.read("group")?;
     let mut ids = Vec::new();
-    for _ in 0..take_count(&mut rest)? {
-        ids.push(u32::from_le_bytes(take(&mut rest)?));
+    for _ in 0..from.count()? {
+        ids.push(from.read("user")?);
     }
     let user = match ids[..] {
         [] => None,
@@ -80,13 +74,13 @@ pub(super) fn decode(request: &[u8], dir: OwnedFd) -> Result<HolderConfig, Decod
         [_] => return Err(DecodeError::Value("user")),
     };
     let mut rlimits = Vec::new();
-    for _ in 0..take_count(&mut rest)? {
-        rlimits.push((u32::from_le_bytes(take(&mut rest)?), u64::from_le_bytes(take(&mut rest)?)));
+    for _ in 0..from.count()? {
+        rlimits.push((from.read("resource")?, from.read("limit")?));
     }
     Ok(HolderConfig {
         dir,
         secret,
-        info: rest.to_vec(),
+        info: from.0.to_vec(),
         limits: HolderLimits {
             ttl_ms,
             disk_quota_bytes,
@@ -102,20 +96,6 @@ pub(super) fn decode(request: &[u8], dir: OwnedFd) -> Result<HolderConfig, Decod
     })
 }
 
-fn count(out: &mut Vec<u8>, count: usize) {
-    out.extend_from_slice(&u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes());
-}
-
-fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], DecodeError> {
-    let (bytes, after) = rest.split_first_chunk::<N>().ok_or(DecodeError::Short)?;
-    *rest = after;
-    Ok(*bytes)
-}
-
-fn take_count(rest: &mut &[u8]) -> Result<usize, DecodeError> {
-    usize::try_from(u32::from_le_bytes(take(rest)?)).map_err(|_| DecodeError::Short)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,13 +109,14 @@ mod tests {
             rlimits: vec![(6, 100)],
         };
         let limits = HolderLimits { pids_max: Some(5), ..HolderLimits::default() };
-        let new = NewHolder {
+        let new = HolderConfig {
             dir: null(),
             secret: [7; 32],
             info: b"info".to_vec(),
             limits,
-            original_nofile: Some((1, 2)),
+            nofile: Some((1, 2)),
             confine: confine.clone(),
+            exclusive: true,
         };
         let bytes = encode(&new);
         let back = decode(&bytes, null()).expect("decoded");

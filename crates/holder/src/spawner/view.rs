@@ -31,8 +31,7 @@ impl SpawnerHandle {
     pub fn view(&self, script: &ViewScript) -> Result<BuiltView, BuildError> {
         let failed = |source: io::Error| BuildError { what: "ask the spawner for a view".to_owned(), source };
         let (ours, theirs) = pair().map_err(failed)?;
-        #[expect(clippy::cast_possible_truncation, reason = "layout numbers are small")]
-        let mut message = vec![LAYOUT as u8, KIND];
+        let mut message = vec![LAYOUT, KIND];
         message.extend(script.encode());
         self.send_request(&message, &[theirs.as_fd()]).map_err(failed)?;
         drop(theirs);

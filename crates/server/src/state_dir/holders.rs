@@ -12,12 +12,12 @@ use std::{
 };
 
 use exec_server_holder::{
-    ChildRestrictions, HolderLimits,
+    ChildRestrictions, HolderConfig, HolderLimits,
     archive_file::{ARCHIVE_NAME, LeaseClock},
     cgroup::{CgroupRoot, SessionCgroup},
     control::TTL_NONE,
     manifest::{self, MANIFEST_NAME},
-    spawner::{self, NewHolder, SECRET_NAME, SOCKET_NAME, SpawnerHandle},
+    spawner::{self, SECRET_NAME, SOCKET_NAME, SpawnerHandle},
 };
 use exec_server_sandbox::{BuildError, BuiltView, ViewScript};
 use parking_lot::Mutex;
@@ -181,13 +181,14 @@ impl Holders for SpawnedHolders {
         // Write the secret before the holder exists: a server that finds the holder also needs its secret.
         sessions::write_beside(dir.as_fd(), Path::new(SECRET_NAME), &secret)?;
         let made = self.make_group(session, &dir).and_then(|group| {
-            self.spawner()?.create(NewHolder {
+            self.spawner()?.create(&HolderConfig {
                 dir,
                 secret,
                 info: info.to_vec(),
                 limits: self.config.limits,
-                original_nofile: self.config.original_nofile,
+                nofile: self.config.original_nofile,
                 confine: ChildRestrictions { group, ..self.config.confine.clone() },
+                exclusive: true,
             })
         });
         if made.is_err() {
