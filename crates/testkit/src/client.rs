@@ -188,6 +188,13 @@ impl Client {
         }
     }
 
+    /// Waits for the answers to earlier requests, which must succeed.
+    #[track_caller]
+    pub fn answers(&mut self, ids: impl IntoIterator<Item = i64>) -> Vec<Value> {
+        let answer = |id| self.answer(id).unwrap_or_else(|error| panic!("request {id} failed: {error:?}"));
+        ids.into_iter().map(answer).collect()
+    }
+
     pub fn notify(&mut self, method: &str, params: Value) {
         self.send_text(&json!({"method": method, "params": params}).to_string());
     }
@@ -374,8 +381,9 @@ impl Client {
     /// Calls a method that must fail with this code and kind.
     #[track_caller]
     pub fn refuses(&mut self, method: &str, params: Value, code: i64, kind: &str) -> RpcError {
+        let asked: String = params.to_string().chars().take(300).collect();
         let error = self.fails(method, params);
-        assert_error(&error, code, kind);
+        assert_eq!((error.code, error.kind()), (code, kind), "{method} {asked}: {}", error.message);
         error
     }
 

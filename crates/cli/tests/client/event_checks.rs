@@ -65,6 +65,15 @@ pub(crate) async fn output_until(events: &mut Events, wanted: &str) -> String {
     String::from_utf8(said).expect("text")
 }
 
+/// The next events, each as one line of text.
+pub(crate) async fn stories(events: &mut Events, count: usize) -> Vec<String> {
+    let mut told = Vec::new();
+    for _ in 0..count {
+        told.push(spell(events).await);
+    }
+    told
+}
+
 /// The next event as one line of text.
 pub(crate) async fn spell(events: &mut Events) -> String {
     match soon("an event", events.next()).await {

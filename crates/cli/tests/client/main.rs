@@ -27,7 +27,7 @@ mod sessions;
 mod suite;
 mod typed_requests;
 
-pub(crate) use event_checks::{follow, output_until, spell, tell};
+pub(crate) use event_checks::{follow, output_until, spell, stories, tell};
 pub(crate) use places::{Kind, Place, client_of, run};
 pub(crate) use testkit::{Elsewhere, Proxy, assert_same, bounded, pattern};
 

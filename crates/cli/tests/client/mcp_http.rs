@@ -168,6 +168,13 @@ async fn connect(place: &Place, endpoint: &Endpoint) -> Result<Running, HttpErro
     started.map_err(|error| HttpError::of_start(&error))
 }
 
+/// A server, and a connection to it.
+async fn connected(place: &Place) -> (Server, Running) {
+    let server = Server::start();
+    let service = connect(place, &server.endpoint()).await.expect("a handshake");
+    (server, service)
+}
+
 async fn echo(service: &Running, text: &str) -> Result<String, HttpError> {
     let arguments = json!({"text": text}).as_object().cloned().expect("an object");
     let params = CallToolRequestParams::new("echo").with_arguments(arguments);
@@ -236,8 +243,7 @@ async fn streamable_http_events_before_the_answer_are_heard(place: &Place) {
 }
 
 async fn streamable_http_404_session_expiry_recovers_and_retries_once(place: &Place) {
-    let server = Server::start();
-    let service = connect(place, &server.endpoint()).await.expect("a handshake");
+    let (server, service) = connected(place).await;
     assert_eq!(echo(&service, "before").await.expect("an answer"), "before");
     server.set(Mood::Forgets);
     assert_eq!(echo(&service, "again").await.expect("it is begun anew"), "again");
@@ -248,8 +254,7 @@ async fn streamable_http_404_session_expiry_recovers_and_retries_once(place: &Pl
 }
 
 async fn streamable_http_404_recovery_only_retries_once(place: &Place) {
-    let server = Server::start();
-    let service = connect(place, &server.endpoint()).await.expect("a handshake");
+    let (server, service) = connected(place).await;
     server.set(Mood::AlwaysForgets);
     let error = echo(&service, "x").await.expect_err("it is forgotten again");
     assert!(matches!(error, HttpError::Failed { .. }), "{error}");
@@ -260,8 +265,7 @@ async fn streamable_http_404_recovery_only_retries_once(place: &Place) {
 }
 
 async fn streamable_http_401_does_not_trigger_recovery(place: &Place) {
-    let server = Server::start();
-    let service = connect(place, &server.endpoint()).await.expect("a handshake");
+    let (server, service) = connected(place).await;
     server.set(Mood::Unauthorized);
     let error = echo(&service, "x").await.expect_err("it is refused");
     assert!(error.is_authentication_required(), "{error:?}");
@@ -277,8 +281,7 @@ async fn streamable_http_401_does_not_trigger_recovery(place: &Place) {
 }
 
 async fn streamable_http_non_session_failure_does_not_trigger_recovery(place: &Place) {
-    let server = Server::start();
-    let service = connect(place, &server.endpoint()).await.expect("a handshake");
+    let (server, service) = connected(place).await;
     server.set(Mood::Broken);
     let error = echo(&service, "x").await.expect_err("it is broken");
     assert!(matches!(&error, HttpError::Failed { reason } if reason.contains("500")), "{error}");
@@ -312,8 +315,7 @@ async fn streamable_http_handshake_timeout_unblocks_remote_executor(place: &Plac
     }
     until("the executor lets go of it", async || gone.load(Ordering::Relaxed) == 1).await;
     // The executor's connection still works.
-    let server = Server::start();
-    let service = connect(place, &server.endpoint()).await.expect("a handshake");
+    let (_server, service) = connected(place).await;
     assert_eq!(echo(&service, "fine").await.expect("an answer"), "fine");
     service.cancel().await.expect("it ends");
 }

@@ -23,7 +23,7 @@ use tokio::{
     task::{JoinSet, block_in_place},
 };
 
-use crate::{Proxy, assert_same, bounded, client_of, follow, output_until, pattern, sh, soon, spell, until};
+use crate::{Proxy, assert_same, bounded, client_of, follow, output_until, pattern, sh, soon, spell, stories, until};
 use testkit::TestServer;
 
 /// A server that can be reached through a proxy.
@@ -100,13 +100,12 @@ fn remote_exec_process_recovers_after_transport_disconnect() {
         let read = soon("the read", tasks.join_next()).await.expect("one task").expect("no panic").expect("read");
         assert!(read.chunks.iter().any(|chunk| chunk.bytes == "during 1\n"), "{read:?}");
         assert_eq!(read.failure, None);
-        assert_eq!(spell(&mut events).await, "2 stdout during 1\n");
-        assert_eq!(spell(&mut events).await, "3 stderr during 2\n");
-        assert_eq!(spell(&mut events).await, "4 stdout got over\n");
+        assert_eq!(
+            stories(&mut events, 3).await,
+            ["2 stdout during 1\n", "3 stderr during 2\n", "4 stdout got over\n"]
+        );
         assert_eq!(process.write("\n").await.expect("write"), WriteStatus::Accepted);
-        assert_eq!(spell(&mut events).await, "5 exited 7");
-        assert_eq!(spell(&mut events).await, "6 closed");
-        assert_eq!(spell(&mut events).await, "end");
+        assert_eq!(stories(&mut events, 3).await, ["5 exited 7", "6 closed", "end"]);
         assert_eq!(process.pid(), Some(pid));
         assert_eq!(proxy.links(), 2);
     });

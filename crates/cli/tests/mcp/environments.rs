@@ -1,6 +1,6 @@
 //! Where servers run, and which variables they get there.
 
-use std::{process::Command, time::Duration};
+use std::time::Duration;
 
 use exec_server_client::{
     Token,

@@ -11,7 +11,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use testkit::{TestServer, assert_members, http, http_unix, start_params, wait_for};
+use testkit::{TestServer, assert_members, http, http_unix, start_params, text, wait_for, with, write_params};
 
 #[test]
 fn a_session_beyond_the_bound_is_refused_and_those_that_are_there_are_resumed() {
@@ -19,8 +19,7 @@ fn a_session_beyond_the_bound_is_refused_and_those_that_are_there_are_resumed() 
     let mut first = server.client();
     let (second, id) = server.session();
     let mut third = server.connect();
-    let refused = third.call("initialize", json!({"clientName": "test"})).expect_err("beyond the bound");
-    assert_eq!((refused.code, refused.kind()), (-32603, "resourcesExhausted"), "{}", refused.message);
+    let refused = third.refuses("initialize", json!({"clientName": "test"}), -32603, "resourcesExhausted");
     assert!(refused.message.contains("2 sessions of this server"), "{}", refused.message);
     // Resuming an existing session needs no additional place, even on a connection that was refused a new session.
     drop(second);
@@ -36,8 +35,7 @@ fn a_process_beyond_the_bound_is_refused_until_one_has_ended() {
     for id in ["a", "b"] {
         client.start(start_params(id, &["sleep", "1000"]));
     }
-    let refused = client.call("process/start", start_params("c", &["true"])).expect_err("beyond the bound");
-    assert_eq!((refused.code, refused.kind()), (-32603, "resourcesExhausted"), "{}", refused.message);
+    client.refuses("process/start", start_params("c", &["true"]), -32603, "resourcesExhausted");
     client.terminate("a");
     // An ended process is kept for reading and does not count.
     wait_for("a free place", || client.call("process/start", start_params("c", &["sleep", "1000"])).is_ok());
@@ -45,14 +43,8 @@ fn a_process_beyond_the_bound_is_refused_until_one_has_ended() {
 
 #[test]
 fn the_default_of_overflow_is_the_servers_and_memory_is_what_was_given() {
-    let server = TestServer::builder()
-        .arg("--overflow")
-        .arg("drop-oldest")
-        .arg("--memory-per-process")
-        .arg("3MiB")
-        .arg("--disk-per-process")
-        .arg("0")
-        .start();
+    let limits = "--overflow drop-oldest --memory-per-process 3MiB --disk-per-process 0";
+    let server = TestServer::builder().args(limits).start();
     let mut client = server.connect();
     client.initialize_with(json!({"clientName": "test", "capabilities": {"ack": true, "gap": true}}));
     client.start(start_params("flood", &["head", "-c", "40000000", "/dev/zero"]));
@@ -74,9 +66,9 @@ fn the_default_of_overflow_is_the_servers_and_memory_is_what_was_given() {
 #[test]
 fn print_config_says_where_every_value_comes_from_and_makes_nothing() {
     let dir = tempfile::tempdir().expect("make a directory");
-    let run = |args: &[&str]| {
+    let run = |args: &str| {
         std::process::Command::new(testkit::binary())
-            .args(args)
+            .args(args.split(' '))
             .env("HOME", dir.path())
             .env("XDG_STATE_HOME", dir.path())
             .env("XDG_RUNTIME_DIR", dir.path())
@@ -85,16 +77,8 @@ fn print_config_says_where_every_value_comes_from_and_makes_nothing() {
             .expect("run exec-server")
     };
     let state = dir.path().join("state").display().to_string();
-    let output = run(&[
-        "serve",
-        "--print-config",
-        "--state-dir",
-        &state,
-        "--ping-every",
-        "1500ms",
-        "--listen",
-        "ws://127.0.0.1:4000",
-    ]);
+    let flags = "--ping-every 1500ms --listen ws://127.0.0.1:4000";
+    let output = run(&format!("serve --print-config --state-dir {state} {flags}"));
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     let config: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let settings = config["settings"].as_object().expect("an object");
@@ -103,7 +87,7 @@ fn print_config_says_where_every_value_comes_from_and_makes_nothing() {
     assert_eq!(settings["listen"]["value"], json!(["ws://127.0.0.1:4000"]));
     assert_eq!(settings["kill-on-exit"]["value"], json!(false));
     // Every flag of the help is listed, including those that are flattened in from other structs.
-    let help = String::from_utf8(run(&["serve", "--help"]).stdout).expect("text");
+    let help = String::from_utf8(run("serve --help").stdout).expect("text");
     let flags: Vec<&str> = help
         .lines()
         .filter_map(|line| line.trim_start().strip_prefix("--")?.split([' ', ',']).next())
@@ -185,13 +169,8 @@ fn metrics_count_what_happened() {
     let (server, mut client) = TestServer::with_client();
     let ended = client.run("p", &["head", "-c", "300000", "/dev/zero"]);
     assert_eq!(ended.stdout.len(), 300_000);
-    let mut cat = start_params("cat", &["cat"]);
-    cat["pipeStdin"] = json!(true);
-    client.start(cat);
-    client.ok(
-        "process/write",
-        json!({"processId": "cat", "writeId": "w", "chunk": testkit::encode_base64(&[b'x'; 1000])}),
-    );
+    client.start_cat("cat");
+    client.ok("process/write", with(write_params("cat", &[b'x'; 1000]), json!({"writeId": "w"})));
     client.call("process/read", json!({"processId": "nobody"})).expect_err("an unknown process");
     client.call("no/such/method", json!({})).expect_err("an unknown method");
     assert_eq!(http(server.address(), "GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n").status, 403);
@@ -237,9 +216,8 @@ fn metrics_tell_of_gaps_blocked_processes_and_restarts() {
     wait_for("a process that waits", || {
         metrics(&server).get("exec_server_processes_blocked", &[("reason", "memory")]) == 1.0
     });
-    let mut drops = start_params("drops", &["head", "-c", "20000000", "/dev/zero"]);
-    drops["overflow"] = json!("dropOldest");
-    client.start(drops);
+    let drops = start_params("drops", &["head", "-c", "20000000", "/dev/zero"]);
+    client.start(with(drops, json!({"overflow": "dropOldest"})));
     wait_for("dropped output", || metrics(&server).get("exec_server_output_dropped_bytes_total", &[]) >= 10_000_000.0);
     let before = metrics(&server);
     server.restart();
@@ -247,10 +225,8 @@ fn metrics_tell_of_gaps_blocked_processes_and_restarts() {
     assert_eq!(after.get("exec_server_sessions_adopted_total", &[]), 1.0);
     assert_eq!(after.get("exec_server_sessions", &[("state", "detached")]), 1.0);
     // Output that was counted before the restart is not counted again.
-    assert!(
-        after.get("exec_server_output_dropped_bytes_total", &[])
-            < before.get("exec_server_output_dropped_bytes_total", &[])
-    );
+    let dropped = |page: &Page| page.get("exec_server_output_dropped_bytes_total", &[]);
+    assert!(dropped(&after) < dropped(&before));
     assert_eq!(after.get("exec_server_draining", &[]), 0.0);
 }
 
@@ -304,12 +280,10 @@ fn a_service_manager_is_told_when_it_is_ready_and_when_it_ends() {
         let ready = http(server.address(), "GET /readyz HTTP/1.1\r\n\r\n");
         assert_eq!(ready.status, 200, "{ready:?}");
         // A child must not be able to notify the service manager in the server's name.
-        let mut env = start_params("env", &["env"]);
-        env["envPolicy"] =
+        let policy =
             json!({"inherit": "all", "ignoreDefaultExcludes": true, "exclude": [], "set": {}, "includeOnly": []});
-        let mut client = server.client();
-        client.start(env);
-        let said = String::from_utf8(client.collect("env").stdout).expect("text");
+        let ended = server.client().run_params(with(start_params("env", &["env"]), json!({"envPolicy": policy})));
+        let said = text(&ended.stdout);
         assert!(said.contains("PATH=") && !said.contains("NOTIFY_SOCKET"), "{said}");
         server.signal(rustix::process::Signal::TERM);
         assert_eq!(told(&manager), "STOPPING=1");
@@ -343,8 +317,8 @@ fn json_lines_say_whose_they_are_and_join_a_trace() {
         !mine.is_null()
     });
     assert_members(&mine, json!({"method": "process/start", "process": "job", "session": session[..8]}));
-    assert_members(&mine, json!({"principal": "owner", "trace_id": "0af7651916cd43dd8448eb211c80319c"}));
-    assert_eq!(mine["parent_span_id"], "b7ad6b7169203331");
+    let (trace, parent) = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331");
+    assert_members(&mine, json!({"principal": "owner", "trace_id": trace, "parent_span_id": parent}));
     assert_eq!(mine["span_id"].as_str().map(str::len), Some(16));
     assert!(mine["connection"].is_u64() && mine["took_us"].is_u64() && mine["level"] == "debug", "{mine}");
     assert!(mine["time"].as_str().is_some_and(|time| time.ends_with('Z')), "{mine}");
@@ -382,9 +356,11 @@ fn the_doctor_looks_and_changes_nothing() {
     std::fs::create_dir(&state).expect("make the directory");
     std::fs::set_permissions(&state, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("open it to others");
     let output = doctor(&[]);
-    assert_eq!(output.status.code(), Some(1));
-    let said = String::from_utf8(output.stdout).expect("text");
-    assert!(said.contains("MISSING state directory") && said.contains("0700"), "{said}");
+    let said = text(&output.stdout);
+    assert!(
+        output.status.code() == Some(1) && said.contains("MISSING state directory") && said.contains("0700"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -396,6 +372,6 @@ fn the_doctor_finds_the_server_of_a_state_directory() {
         .arg(server.state_dir())
         .output()
         .expect("run exec-server");
-    let said = String::from_utf8(output.stdout).expect("text");
+    let said = text(&output.stdout);
     assert!(said.contains(&format!("process {}; 1 holder", server.pid())), "{said}");
 }

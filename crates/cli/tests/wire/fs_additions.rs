@@ -286,11 +286,7 @@ fn a_draft_that_is_given_up_leaves_nothing() {
     client.ok("session/end", json!({}));
     assert!(files.names().is_empty());
     // The data is freed too, not only the name.
-    let held = || {
-        let fds = fs::read_dir(format!("/proc/{}/fd", files.server.pid())).expect("the server lives");
-        let dir = files.dir();
-        fds.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok()).filter(|target| target.starts_with(&dir)).count()
-    };
+    let held = || files.server.descriptors_of(&files.dir());
     testkit::wait_for("the drafts to be closed", || held() == 0);
     files.ok("fs/create", json!({"handleId": "read", "path": path}));
     files.refuses("fs/readBlock", json!({"handleId": "read", "offset": 0, "len": 1}), -32600, "invalidInput");
@@ -383,7 +379,7 @@ fn holes_stay_holes() {
     let end = files.ok("fs/readBlock", block(16 << 20));
     assert_eq!((&end["chunk"], &end["eof"]), (&json!(""), &json!(true)));
     let copy = files.path("copy");
-    files.ok("fs/copy", json!({"sourcePath": path, "destinationPath": copy, "recursive": false}));
+    files.copy(&path, &copy, false);
     assert!(is_sparse(&copy) && fs::read(&copy).expect("the copy") == fs::read(&path).expect("the file"));
 }
 
@@ -485,7 +481,5 @@ fn requests_of_a_client_that_announced_nothing_have_their_effect_in_order() {
     let mut client = files.server.connect();
     client.initialize_with(modern());
     let asked: Vec<i64> = (0..200).map(|_| client.send_request("fs/getMetadata", json!({"path": path}))).collect();
-    for id in asked {
-        assert_eq!(client.answer(id).expect("metadata")["size"], 3);
-    }
+    assert!(client.answers(asked).iter().all(|answer| answer["size"] == 3));
 }

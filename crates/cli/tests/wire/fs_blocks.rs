@@ -143,11 +143,7 @@ fn open_files_outlive_a_cut_link_and_end_with_their_session() {
     let mut second = files.server.connect();
     second.initialize_with(json!({"clientName": "again", "resumeSessionId": id, "takeover": true}));
     assert_eq!(chunk(&second.ok("fs/readBlock", block("h", 0, 9))), b"bytes");
-    let opened = || {
-        let of_server = format!("/proc/{}/fd", files.server.pid());
-        let fds = fs::read_dir(of_server).expect("the server lives");
-        fds.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok()).filter(|target| *target == path).count()
-    };
+    let opened = || files.server.descriptors_of(&path);
     assert_eq!(opened(), 1);
     second.ok("session/end", json!({}));
     testkit::wait_for("the file to be closed", || opened() == 0);

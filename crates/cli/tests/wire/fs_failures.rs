@@ -38,10 +38,7 @@ fn links_that_lead_nowhere_or_in_a_circle_are_clear_errors() {
     // The links themselves can be inspected, copied and removed.
     assert_eq!(files.ok("fs/getMetadata", json!({"path": one, "ofLink": true}))["linkTarget"], "two");
     for path in [dangling, one, two, own] {
-        files.ok(
-            "fs/copy",
-            json!({"sourcePath": path, "destinationPath": path.with_extension("copy"), "recursive": false}),
-        );
+        files.copy(&path, &path.with_extension("copy"), false);
         files.ok("fs/remove", json!({"path": path, "force": false}));
     }
     assert_eq!(files.names(), ["dangling.copy", "one.copy", "own.copy", "two.copy"]);
@@ -269,10 +266,7 @@ fn work_for_a_client_that_left_is_called_off() {
     let path = files.file("endless", b"");
     // Searching a huge hole without any line takes a long time.
     fs::OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(8 << 40)).expect("a large hole");
-    let opened = || {
-        let fds = fs::read_dir(format!("/proc/{}/fd", files.server.pid())).expect("the server lives");
-        fds.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok()).filter(|target| *target == path).count()
-    };
+    let opened = || files.server.descriptors_of(&path);
     let mut client = files.server.connect();
     client.initialize_with(modern());
     for _ in 0..20 {

@@ -81,6 +81,12 @@ impl Files {
         self.client.ok("fs/writeFile", json!({"path": path, "dataBase64": encode_base64(bytes)}))
     }
 
+    #[track_caller]
+    pub(crate) fn copy(&mut self, source: &Path, destination: &Path, recursive: bool) -> Value {
+        let params = json!({"sourcePath": source, "destinationPath": destination, "recursive": recursive});
+        self.client.ok("fs/copy", params)
+    }
+
     /// The sorted names in the test's directory.
     pub(crate) fn names(&self) -> Vec<String> {
         names(&self.dir())

@@ -74,7 +74,7 @@ fn file_system_methods_cover_surface_area() {
     let params = json!({"sourcePath": source.join("root.txt"), "destinationPath": copy, "recursive": false});
     assert_eq!(files.ok("fs/copy", params), json!({}));
     assert_eq!(fs::read(&copy).expect("the copy"), b"root");
-    files.ok("fs/copy", json!({"sourcePath": source, "destinationPath": tree, "recursive": true}));
+    files.copy(&source, &tree, true);
     assert_eq!(fs::read(tree.join("nested/note.txt")).expect("the copy"), b"nested");
     std::os::unix::fs::symlink("nowhere", source.join("broken")).expect("make a link");
     let mut entries = files.ok("fs/readDirectory", json!({"path": source}))["entries"].clone();
@@ -203,7 +203,7 @@ fn file_system_copy_rejects_copying_directory_into_descendant() {
     assert!(names(&source.join("nested")).is_empty());
     // A neighbour whose name has the same prefix is not a descendant.
     let neighbour = files.path("source-2");
-    files.ok("fs/copy", json!({"sourcePath": source, "destinationPath": neighbour, "recursive": true}));
+    files.copy(&source, &neighbour, true);
     assert_eq!(names(&neighbour), ["nested"]);
 }
 
@@ -221,13 +221,13 @@ fn file_system_copy_copies_file_with_its_mode() {
     let hard = files.path("hard");
     fs::hard_link(&source, &hard).expect("a second name");
     for destination in [&source, &hard] {
-        files.ok("fs/copy", json!({"sourcePath": source, "destinationPath": destination, "recursive": false}));
+        files.copy(&source, destination, false);
         assert_eq!(fs::read(&source).expect("the file"), b"bytes");
     }
     // A copy onto a symlink writes to its target.
     let link = files.link("link", &destination);
     fs::write(&source, b"more").expect("write");
-    files.ok("fs/copy", json!({"sourcePath": source, "destinationPath": link, "recursive": true}));
+    files.copy(&source, &link, true);
     assert!(fs::symlink_metadata(&link).expect("the link").is_symlink());
     assert_eq!(fs::read(&destination).expect("the copy"), b"more");
 }
@@ -254,7 +254,7 @@ fn file_system_copy_preserves_symlinks_in_recursive_copy() {
     files.link("source/broken", "nowhere");
     let copy = files.directory("copy");
     files.file("copy/already", b"there");
-    files.ok("fs/copy", json!({"sourcePath": source, "destinationPath": copy, "recursive": true}));
+    files.copy(&source, &copy, true);
     for (name, target) in [("to-file", "file"), ("sub/up", ".."), ("broken", "nowhere")] {
         assert_eq!(fs::read_link(copy.join(name)).expect("a link").to_str(), Some(target));
     }
@@ -268,7 +268,7 @@ fn file_system_copy_ignores_unknown_special_files_in_recursive_copy() {
     fifo(&source, "pipe");
     files.file("source/file", b"x");
     let copy = files.path("copy");
-    files.ok("fs/copy", json!({"sourcePath": source, "destinationPath": copy, "recursive": true}));
+    files.copy(&source, &copy, true);
     assert_eq!(names(&copy), ["file"]);
 }
 

@@ -16,7 +16,7 @@ use serde_json::json;
 
 use testkit::{
     Stopped, TestServer, assert_error, kill, pid_of, piped, process, resident, sh, start_params, wait_for, wait_gone,
-    write_params,
+    wait_pid_gone, write_params,
 };
 
 // A write after the holder's death locked the stdin of the process twice. Each such write blocked one runtime thread, until no request was
@@ -60,7 +60,7 @@ fn a_session_whose_holder_died_without_a_server_is_told_as_lost() {
     server.kill();
     let holder = server.holder();
     kill(holder);
-    wait_gone("the holder", &BTreeSet::from([holder]));
+    wait_pid_gone(holder);
     server.restart();
     let mut client = server.connect();
     client.refuses("initialize", json!({"clientName": "test", "resumeSessionId": session}), -32603, "holderLost");
@@ -165,7 +165,7 @@ fn a_stopped_holder_does_not_keep_a_server_from_ending() {
     let other_pid = pid_of(&other.start(sh("p", "exec sleep 1000")));
     let begun = Instant::now();
     server.signal(Signal::TERM);
-    wait_gone("the process of the session that answers", &BTreeSet::from([other_pid]));
+    wait_pid_gone(other_pid);
     server.wait();
     assert!(begun.elapsed() < Duration::from_secs(16), "{:?}", begun.elapsed());
     let all = BTreeSet::from([pid, stopped.0]);

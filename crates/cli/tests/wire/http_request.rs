@@ -8,19 +8,13 @@ use std::{
 
 use serde_json::{Value, json};
 
-use testkit::{
-    Authority, Client, Target, TestServer, assert_error, assert_members, decode_base64, encode_base64, target,
-};
+use testkit::{Authority, Client, Target, TestServer, assert_error, assert_members, decoded, encode_base64, target};
 
 fn get(url: &str) -> Value {
     json!({"method": "GET", "url": url, "requestId": "r"})
 }
 
-fn decoded(text: &Value) -> Vec<u8> {
-    decode_base64(text.as_str().expect("base64 is text"))
-}
-
-fn stream(url: &str, id: &str) -> Value {
+pub(crate) fn stream(url: &str, id: &str) -> Value {
     json!({"method": "GET", "url": url, "requestId": id, "streamResponse": true})
 }
 

@@ -13,15 +13,8 @@ use std::{
 use exec_server_protocol::limits;
 use serde_json::{Value, json};
 
-use testkit::{Client, Target, TestServer, assert_error, decode_base64, encode_base64, target, wait_for};
-
-fn decoded(text: &Value) -> Vec<u8> {
-    decode_base64(text.as_str().expect("base64 is text"))
-}
-
-fn stream(url: &str, id: &str) -> Value {
-    json!({"method": "GET", "url": url, "requestId": id, "streamResponse": true})
-}
+use crate::wire::http_request::stream;
+use testkit::{Client, Target, TestServer, assert_error, decoded, encode_base64, target, wait_for};
 
 /// A target that sends 64 KiB again and again, and reports when its client has disconnected.
 fn endless() -> (Target, Arc<AtomicU64>, mpsc::Receiver<()>) {

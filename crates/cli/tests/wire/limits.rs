@@ -70,9 +70,7 @@ fn a_long_poll_holds_up_nobody() {
     client.ok("process/list", json!({}));
     assert_eq!(client.run("q", &["true"]).code(), 0);
     assert_eq!(client.terminate("p")["running"], true);
-    for id in reads {
-        assert_eq!(client.answer(id).expect("read")["exitCode"], 137);
-    }
+    assert!(client.answers(reads).iter().all(|answer| answer["exitCode"] == 137));
     assert!(begun.elapsed() < Duration::from_secs(15));
 }
 
@@ -87,9 +85,7 @@ fn exec_server_keeps_control_requests_live_during_long_reads_and_queued_requests
     client.assert_alive();
     assert_eq!(client.terminate("p")["running"], true);
     assert_eq!(client.answer(read).expect("read")["exited"], true);
-    for id in starts {
-        client.answer(id).expect("start");
-    }
+    client.answers(starts);
 }
 
 #[test]
@@ -348,9 +344,7 @@ fn a_start_that_waits_for_others_is_waited_for_by_what_names_it() {
     let sleep = client.send_request("process/start", sh("sleep", "exec sleep 1000"));
     let terminate = client.send_request("process/terminate", process("sleep"));
     let again = client.send_request("process/start", sh("cat", "exit 0"));
-    for id in starts.into_iter().chain([cat, sleep]) {
-        client.answer(id).expect("it starts");
-    }
+    client.answers(starts.into_iter().chain([cat, sleep]));
     assert_eq!(client.answer(write).expect("written")["status"], "accepted");
     assert_eq!(client.answer(close).expect("closed")["status"], "accepted");
     assert_eq!(client.answer(terminate).expect("terminated")["running"], true);
@@ -373,8 +367,7 @@ fn a_start_that_waits_for_others_takes_nothing_and_goes_with_its_connection() {
     assert_eq!(client.next()["id"], status, "nothing is refused");
     client.leave();
     drop(stopped);
-    let mut client = server.connect();
-    client.initialize_with(with(modern(), json!({"resumeSessionId": session})));
+    let mut client = server.resume(&session, modern());
     let names = |client: &mut Client| {
         let listed = client.processes().clone();
         let names = listed.as_array().into_iter().flatten().map(|process| process["processId"].clone());
@@ -400,9 +393,7 @@ fn d11_2_1_neither_a_long_poll_nor_a_full_stdin_blocks_terminate() {
     assert_eq!(client.terminate("p")["running"], true);
     assert!(begun.elapsed() < Duration::from_secs(5));
     assert_eq!(client.answer(read).expect("read")["exitCode"], 137);
-    for id in [write, behind] {
-        assert_eq!(client.answer(id).expect("write")["status"], "stdinClosed");
-    }
+    assert!(client.answers([write, behind]).iter().all(|answer| answer["status"] == "stdinClosed"));
 }
 
 #[test]

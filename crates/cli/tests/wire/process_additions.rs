@@ -64,9 +64,7 @@ fn the_end_of_input_waits_behind_writes_that_came_before_it() {
     let requests: Vec<i64> = (0..4).map(|_| client.send_write("p", &bytes)).collect();
     let close = client.send_request("process/closeStdin", process("p"));
     let late = client.send_write("p", b"x");
-    for id in requests {
-        assert_eq!(client.answer(id).expect("write")["status"], "accepted");
-    }
+    assert!(client.answers(requests).iter().all(|answer| answer["status"] == "accepted"));
     assert_eq!(client.answer(close).expect("close")["status"], "accepted");
     assert_eq!(client.answer(late).expect("write")["status"], "stdinClosed");
     assert_eq!(client.collect("p").stdout, b"all\n");

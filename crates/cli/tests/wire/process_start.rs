@@ -125,8 +125,7 @@ fn a_failed_start_says_why_and_frees_the_name() {
             (json!(["true", "x".repeat(256 << 10)]), "/", -32602, "invalidParams"),
         ] {
             let params = with(start_params("e", &[]), json!({"argv": argv, "cwd": cwd, "tty": tty}));
-            let error = client.fails("process/start", params);
-            assert_eq!((error.code, error.kind()), (code, kind), "{cwd} tty {tty}: {}", error.message);
+            client.refuses("process/start", params, code, kind);
         }
         assert_eq!(client.fails("process/start", start_params("e", &[])).message, "argv must not be empty");
         let id = format!("e{tty}");
@@ -291,12 +290,10 @@ fn confinement_that_cannot_be_enforced_is_refused_and_none_is_not() {
     let nothing = json!({"sandbox": {"permissions": restricted}});
     assert_eq!(client.fails("process/start", with(sh("p", "exit 0"), nothing)).kind(), "sandboxDenied");
     for bad in [json!({"enforceManagedNetwork": true}), json!({"networkProxy": {"proxy": {"enabled": true}}})] {
-        let error = client.fails("process/start", with(sh("p", "exit 0"), bad.clone()));
-        assert_eq!((error.code, error.kind()), (-32602, "notEnforceable"), "{bad}");
+        client.refuses("process/start", with(sh("p", "exit 0"), bad), -32602, "notEnforceable");
     }
     for bad in [json!({"sandbox": {"permissions": {"type": "unheard of"}}}), json!({"sandbox": "yes"})] {
-        let error = client.fails("process/start", with(sh("p", "exit 0"), bad.clone()));
-        assert_eq!((error.code, error.kind()), (-32602, "invalidParams"), "{bad}");
+        client.refuses("process/start", with(sh("p", "exit 0"), bad), -32602, "invalidParams");
     }
     for (number, good) in [
         json!({"sandbox": {"permissions": {"type": "disabled"}}}),
@@ -317,9 +314,7 @@ fn many_processes_of_one_session_run_at_once_and_keep_their_order() {
     let ids: Vec<String> = (0..100).map(|i| format!("p{i}")).collect();
     let requests: Vec<i64> =
         ids.iter().map(|id| client.send_request("process/start", piped(id, "read x; echo $x; exit 4"))).collect();
-    for request in requests {
-        client.answer(request).expect("start");
-    }
+    client.answers(requests);
     for id in ids.iter().rev() {
         client.send_write(id, format!("{id}\n"));
     }
@@ -372,8 +367,7 @@ fn a_shell_snapshot_that_a_policy_would_filter_is_refused_and_any_other_runs_the
     };
     let login = ["/bin/sh", "-lc", "exit 4"];
     for filters in [policy(false, &[], &[]), policy(true, &["A*"], &[]), policy(true, &[], &["PATH"])] {
-        let error = client.fails("process/start", start("p", &login, filters.clone()));
-        assert_eq!((error.code, error.kind()), (-32602, "notEnforceable"), "{filters}");
+        client.refuses("process/start", start("p", &login, filters.clone()), -32602, "notEnforceable");
     }
     for (id, argv, policy) in [
         ("no-policy", &login[..], Value::Null),
@@ -400,13 +394,11 @@ fn a_deeply_nested_pattern_of_a_sandbox_is_refused_with_the_reason() {
             ("process/start", with(sh("p", "exit 0"), json!({"sandbox": sandbox}))),
             ("fs/getMetadata", json!({"path": "/", "sandbox": sandbox})),
         ] {
-            let error = client.fails(method, params);
-            assert_eq!((error.code, error.kind()), (-32602, "notEnforceable"), "{depth}: {}", error.message);
+            client.refuses(method, params, -32602, "notEnforceable");
         }
     }
     for pattern in [format!("{}a{}", "{".repeat(300), "}".repeat(300)), "{".repeat(8000)] {
-        let error = client.fails("fs/glob", json!({"path": "/tmp", "pattern": pattern}));
-        assert_eq!((error.code, error.kind()), (-32602, "invalidPattern"), "{}", error.message);
+        client.refuses("fs/glob", json!({"path": "/tmp", "pattern": pattern}), -32602, "invalidPattern");
     }
 }
 

@@ -88,9 +88,7 @@ fn a_write_id_is_remembered_over_4095_others() {
     let chunk = encode_base64(b"x");
     let params = |id: usize| json!({"processId": "p", "chunk": chunk, "writeId": format!("w{id}")});
     let requests: Vec<i64> = (0..4096).map(|id| client.send_request("process/write", params(id))).collect();
-    for id in requests {
-        assert_eq!(client.answer(id).expect("write")["status"], "accepted");
-    }
+    assert!(client.answers(requests).iter().all(|answer| answer["status"] == "accepted"));
     for id in [0, 1, 4095] {
         assert_eq!(client.ok("process/write", params(id))["status"], "accepted");
     }
@@ -157,9 +155,7 @@ fn writes_go_in_in_the_order_of_arrival() {
         client.start_cat("p");
         let lines: Vec<String> = (0..500).map(|i| format!("{i}\n")).collect();
         let requests: Vec<i64> = lines.iter().map(|line| client.send_write("p", line)).collect();
-        for id in requests {
-            assert_eq!(client.answer(id).expect("write")["status"], "accepted");
-        }
+        assert!(client.answers(requests).iter().all(|answer| answer["status"] == "accepted"));
         assert_eq!(client.wait_output("p", "\n499\n"), lines.concat());
     }
 }
@@ -171,9 +167,7 @@ fn writes_pipelined_behind_a_start_reach_the_process() {
     let one = client.send_write("p", b"one\n");
     let two = client.send_write("p", b"two\n");
     client.answer(start).expect("start");
-    for id in [one, two] {
-        assert_eq!(client.answer(id).expect("write")["status"], "accepted");
-    }
+    assert!(client.answers([one, two]).iter().all(|answer| answer["status"] == "accepted"));
     assert_eq!(client.collect("p").stdout, b"onetwo\n");
 }
 
@@ -208,9 +202,7 @@ fn many_writes_to_a_process_that_is_being_started_keep_their_order() {
             })
             .collect();
         let close = client.send_request("process/closeStdin", process(&id));
-        for id in [start].into_iter().chain(writes).chain([close]) {
-            client.answer(id).expect("all of it is done");
-        }
+        client.answers([start].into_iter().chain(writes).chain([close]));
         assert_eq!(String::from_utf8_lossy(&client.collect(&id).stdout), expected);
     }
 }

@@ -13,7 +13,7 @@ use tungstenite::Message;
 
 use testkit::{
     Client, RpcError, TestServer, assert_error, chunk_bytes, encode_base64, fifo, modern, pid_of, piped, process,
-    release, sh, start_params, wait_for, wait_gone, with,
+    release, sh, start_params, wait_for, wait_gone, wait_pid_gone, with,
 };
 
 fn resume_params(session: &str) -> Value {
@@ -86,8 +86,7 @@ fn long_poll_read_fails_after_session_resume() {
 
 #[test]
 fn a_takeover_moves_pushes_and_leaves_no_byte_behind() {
-    let (server, mut old) = TestServer::with_connection();
-    let session = old.initialize_with(modern())["sessionId"].as_str().expect("an id").to_owned();
+    let (server, mut old, session) = TestServer::with_modern_client();
     old.start_cat("p");
     old.write("p", b"one\n");
     old.wait_output("p", "one\n");
@@ -146,8 +145,7 @@ fn a_resumed_reference_client_that_does_not_read_is_pushed_what_it_was_not_sent(
 
 #[test]
 fn a_resumed_client_with_acknowledgements_gets_everything_after_the_last_one() {
-    let (server, mut client) = TestServer::with_connection();
-    let session = client.initialize_with(modern())["sessionId"].as_str().expect("an id").to_owned();
+    let (server, mut client, session) = TestServer::with_modern_client();
     client.start_cat("p");
     for line in ["1\n", "2\n", "3\n", "4\n"] {
         client.write("p", line);
@@ -164,8 +162,7 @@ fn a_resumed_client_with_acknowledgements_gets_everything_after_the_last_one() {
 
 #[test]
 fn processes_that_start_and_end_while_nobody_listens_are_told_later() {
-    let (server, mut client) = TestServer::with_connection();
-    let session = client.initialize_with(modern())["sessionId"].as_str().expect("an id").to_owned();
+    let (server, mut client, session) = TestServer::with_modern_client();
     let pids: BTreeSet<u32> =
         (0..5).map(|i| pid_of(&client.start(sh(&format!("p{i}"), &format!("echo {i}; exit {i}"))))).collect();
     drop(client);
@@ -185,7 +182,7 @@ fn an_expired_session_says_so_and_what_it_ended() {
     let session = client.initialize_with(params)["sessionId"].as_str().expect("an id").to_owned();
     let pid = pid_of(&client.start(sh("gone-with-it", "exec sleep 1000")));
     drop(client);
-    wait_gone("the process of the expired session", &BTreeSet::from([pid]));
+    wait_pid_gone(pid);
     let mut client = server.connect();
     let mut said = None;
     wait_for("news of the expiry", || {
@@ -223,7 +220,7 @@ fn no_session_outlives_the_bound_of_the_server() {
     client.initialize_with(json!({"clientName": "test", "ttlMs": "none"}));
     let pid = pid_of(&client.start(sh("p", "exec sleep 1000")));
     drop(client);
-    wait_gone("the process of the expired session", &BTreeSet::from([pid]));
+    wait_pid_gone(pid);
 }
 
 #[test]
@@ -317,7 +314,7 @@ fn a_session_without_a_time_to_live_is_there_after_a_kill_of_the_server() {
     assert_eq!((&listed[0]["sessionId"], &listed[0]["pid"]), (&json!(session), &json!(pid)));
     let mut client = server.resume(&session, json!({}));
     client.ok("session/end", json!({}));
-    wait_gone("the process", &BTreeSet::from([pid]));
+    wait_pid_gone(pid);
 }
 
 /// Two concurrent resumes of one session without `takeover`. The winner stays attached until both are answered.
@@ -437,8 +434,7 @@ fn a_name_is_that_of_the_later_process_after_a_restart() {
     owner.ok("process/forget", process("first"));
     let pid = pid_of(&owner.start(piped("p", "read x; exit 5")));
     server.restart();
-    let mut owner = server.connect();
-    owner.initialize_with(with(modern(), json!({"resumeSessionId": session})));
+    let mut owner = server.resume(&session, modern());
     let listed = owner.processes().clone();
     assert_eq!((&listed[0]["pid"], listed.as_array().map(Vec::len)), (&json!(pid), Some(1)), "{listed}");
     owner.write("p", b"\n");
@@ -447,8 +443,7 @@ fn a_name_is_that_of_the_later_process_after_a_restart() {
 
 #[test]
 fn d11_1_7_a_quick_resume_never_ends_up_without_notifications() {
-    let (server, mut client) = TestServer::with_connection();
-    let session = client.initialize_with(modern())["sessionId"].as_str().expect("an id").to_owned();
+    let (server, mut client, session) = TestServer::with_modern_client();
     client.start_cat("p");
     for round in 0..30 {
         drop(client);

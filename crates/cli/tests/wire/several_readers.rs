@@ -9,11 +9,11 @@ use testkit::{
     start_params, tty, wait_for, with,
 };
 
-/// A client with our capabilities, and its session id.
-fn modern_client(server: &TestServer) -> (Client, String) {
-    let mut client = server.connect();
-    let session = client.initialize_with(modern())["sessionId"].as_str().expect("an id").to_owned();
-    (client, session)
+/// A server, the owner of a session with the session's id, and another client.
+fn owner_and_other() -> (TestServer, Client, String, Client) {
+    let (server, owner, session) = TestServer::with_modern_client();
+    let (other, _) = server.modern_client();
+    (server, owner, session, other)
 }
 
 fn of(session: &str, id: &str) -> Value {
@@ -48,31 +48,22 @@ fn a_list_tells_everything_about_a_process() {
 #[test]
 fn a_list_reaches_one_session_or_all_of_them() {
     let server = TestServer::start();
-    let ((mut one, a), (mut two, b)) = (modern_client(&server), modern_client(&server));
+    let ((mut one, a), (mut two, b)) = (server.modern_client(), server.modern_client());
     one.start(sh("p", "exec sleep 1000"));
     two.start(sh("p", "exec sleep 1000"));
     two.start(sh("q", "exec sleep 1000"));
-    let names = |list: Value| -> Vec<(String, String)> {
-        let list = list["processes"].as_array().expect("a list").clone();
-        list.iter()
-            .map(|info| {
-                (
-                    info["sessionId"].as_str().expect("an id").to_owned(),
-                    info["processId"].as_str().expect("an id").to_owned(),
-                )
-            })
-            .collect()
+    let mut names = |scope: Value| -> Vec<Value> {
+        let list = one.ok("process/list", json!({"scope": scope}));
+        let pair = |info: &Value| json!([info["sessionId"], info["processId"]]);
+        list["processes"].as_array().expect("a list").iter().map(pair).collect()
     };
-    let pair = |session: &str, id: &str| (session.to_owned(), id.to_owned());
-    assert_eq!(names(one.ok("process/list", json!({"scope": null}))), [pair(&a, "p")]);
-    let all = names(one.ok("process/list", json!({"scope": "all"})));
-    assert_eq!(all, [pair(&a, "p"), pair(&b, "p"), pair(&b, "q")], "the oldest first");
+    assert_eq!(names(Value::Null), [json!([a, "p"])]);
+    assert_eq!(names(json!("all")), [json!([a, "p"]), json!([b, "p"]), json!([b, "q"])], "the oldest first");
 }
 
 #[test]
 fn a_process_of_another_session_can_be_read_written_and_steered() {
-    let server = TestServer::start();
-    let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
+    let (_server, mut owner, session, mut other) = owner_and_other();
     owner.start(tty(
         "p",
         "read x; echo got $x; trap 'stty size' WINCH; trap 'exit 9' USR1; echo up; while :; do sleep 0.01; done",
@@ -101,8 +92,7 @@ fn a_process_of_another_session_can_be_read_written_and_steered() {
         ("process/subscribe", json!({})),
         ("process/forget", json!({})),
     ] {
-        let error = other.fails(method, with(of("unknown", "p"), more));
-        assert_eq!((error.code, error.kind()), (-32600, "unknownSession"), "{method}");
+        other.refuses(method, with(of("unknown", "p"), more), -32600, "unknownSession");
     }
     // Naming one's own session is allowed.
     let own = owner.ok("process/read", of(&session, "q"));
@@ -111,8 +101,7 @@ fn a_process_of_another_session_can_be_read_written_and_steered() {
 
 #[test]
 fn a_subscription_pushes_another_session_s_process_from_a_number_on() {
-    let server = TestServer::start();
-    let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
+    let (_server, mut owner, session, mut other) = owner_and_other();
     owner.start_cat("p");
     for line in ["1\n", "2\n", "3\n"] {
         owner.write("p", line);
@@ -140,8 +129,7 @@ fn a_subscription_pushes_another_session_s_process_from_a_number_on() {
 
 #[test]
 fn an_ended_subscription_pushes_nothing_more() {
-    let server = TestServer::start();
-    let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
+    let (_server, mut owner, session, mut other) = owner_and_other();
     owner.start_cat("p");
     other.ok("process/subscribe", of(&session, "p"));
     owner.write("p", b"1\n");
@@ -159,8 +147,7 @@ fn an_ended_subscription_pushes_nothing_more() {
 
 #[test]
 fn a_closed_process_can_still_be_subscribed_to() {
-    let server = TestServer::start();
-    let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
+    let (_server, mut owner, session, mut other) = owner_and_other();
     owner.run_params(sh("p", "echo whole; exit 3"));
     other.ok("process/subscribe", of(&session, "p"));
     let ended = other.collect("p");
@@ -169,8 +156,7 @@ fn a_closed_process_can_still_be_subscribed_to() {
 
 #[test]
 fn an_observer_holds_nobody_back_and_hears_of_what_it_missed() {
-    let server = TestServer::start();
-    let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
+    let (_server, mut owner, session, mut other) = owner_and_other();
     owner.start(sh("p", "read x; head -c 24000000 /dev/zero"));
     owner.start(with(sh("q", "head -c 24000000 /dev/zero"), json!({})));
     // The owner takes everything; the observer subscribes when most of it is gone.
@@ -205,8 +191,7 @@ fn drain(client: &mut Client, id: &str) -> u64 {
 
 #[test]
 fn a_holding_subscriber_keeps_output_until_it_took_it_or_left() {
-    let server = TestServer::start();
-    let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
+    let (_server, mut owner, session, mut other) = owner_and_other();
     owner.start_cat("gate");
     owner.start(with(sh("p", "read x; exec head -c 30000000 /dev/zero"), json!({"pipeStdin": true})));
     other.ok("process/subscribe", with(of(&session, "p"), json!({"hold": true})));
@@ -243,7 +228,7 @@ fn a_closed_process_can_be_forgotten_and_no_other() {
     assert_eq!(client.processes(), json!([]));
     // The id is free again, and its numbers start at 1. A client of another session may also forget a process.
     assert_eq!(client.run("p", &["true"]).seqs, [1, 2]);
-    let (mut other, _) = modern_client(&server);
+    let (mut other, _) = server.modern_client();
     assert_eq!(other.ok("process/forget", of(&session, "p")), json!({}));
     assert_eq!(client.processes(), json!([]));
 }
@@ -267,9 +252,8 @@ fn a_process_is_forgotten_by_itself_once_its_owner_has_taken_everything() {
 
 #[test]
 fn a_detached_process_is_forgotten_by_itself_when_its_last_reader_has_left() {
-    let server = TestServer::start();
-    let ((mut owner, session), (mut reader, _), (mut other, _)) =
-        (modern_client(&server), modern_client(&server), modern_client(&server));
+    let (server, mut owner, session, mut reader) = owner_and_other();
+    let (mut other, _) = server.modern_client();
     owner.start(with(sh("p", "read x; echo end"), json!({"autoForget": true, "pipeStdin": true})));
     reader.ok("process/subscribe", of(&session, "p"));
     owner.leave();
@@ -288,8 +272,7 @@ fn a_detached_process_is_forgotten_by_itself_when_its_last_reader_has_left() {
 
 #[test]
 fn acknowledgements_of_an_observer_free_nothing() {
-    let server = TestServer::start();
-    let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
+    let (_server, mut owner, session, mut other) = owner_and_other();
     owner.start(sh("p", "head -c 24000000 /dev/zero"));
     other.ok("process/subscribe", of(&session, "p"));
     wait_for("the child to be held", || owner.processes()[0]["blocked"] == "memoryCap");
@@ -314,7 +297,7 @@ fn reading_a_process_keeps_its_session_alive() {
     // The output comes long after the time-to-live of the session.
     let script = "sleep 2.5; echo late; exec sleep 1000";
     let ((one, subscribed), (two, polled)) = (short_lived(&server, script), short_lived(&server, script));
-    let (mut reader, _) = modern_client(&server);
+    let (mut reader, _) = server.modern_client();
     reader.ok("process/subscribe", with(of(&subscribed, "p"), json!({"hold": true})));
     let id = reader.send_request("process/read", with(of(&polled, "p"), json!({"waitMs": 15_000})));
     // This answer comes after the server has received the read, which waits.
@@ -333,8 +316,7 @@ fn reading_a_process_keeps_its_session_alive() {
 // close.
 #[test]
 fn a_subscriber_that_holds_gets_everything_after_the_owner_forgot() {
-    let (server, mut owner, session) = TestServer::with_modern_client();
-    let (mut reader, _) = server.modern_client();
+    let (_server, mut owner, session, mut reader) = owner_and_other();
     // Each is within the acknowledgement window; together they are more than the sockets buffer.
     let ids = ["a", "b", "c", "d", "e"];
     let mut seqs = Vec::new();
@@ -362,8 +344,7 @@ fn a_subscriber_that_holds_gets_everything_after_the_owner_forgot() {
 // Acknowledgements were looked up by id: after `process/forget` they were ignored, and a holding subscriber got stuck at its window.
 #[test]
 fn a_subscriber_that_holds_gets_more_than_its_window_after_the_owner_forgot() {
-    let (server, mut owner, session) = TestServer::with_modern_client();
-    let (mut reader, _) = server.modern_client();
+    let (_server, mut owner, session, mut reader) = owner_and_other();
     owner.start(piped("p", "read x; head -c 9000000 /dev/zero; exit 4"));
     reader.ok("process/subscribe", json!({"processId": "p", "sessionId": session, "hold": true}));
     owner.write("p", b"\n");
@@ -386,8 +367,7 @@ fn a_subscriber_that_holds_gets_more_than_its_window_after_the_owner_forgot() {
 // A subscriber without `hold` got a gap up to the close of a forgotten process, but neither its exit nor its close.
 #[test]
 fn a_subscriber_that_does_not_hold_is_told_the_end_of_a_forgotten_process() {
-    let (server, mut owner, session) = TestServer::with_modern_client();
-    let (mut reader, _) = server.modern_client();
+    let (_server, mut owner, session, mut reader) = owner_and_other();
     owner.start(piped("p", "read x; head -c 9000000 /dev/zero; exit 4"));
     reader.ok("process/subscribe", json!({"processId": "p", "sessionId": session}));
     owner.write("p", b"\n");

@@ -1,13 +1,11 @@
 //! The first generation: `command/exec*` without a handshake (spec 1.4, 2.1, 3.1, 3.3, 3.5, 3.6; design section 4).
 
-use std::collections::BTreeSet;
-
 use serde_json::{Value, json};
 
 use crate::wire::configuration_and_monitoring::metrics;
 use testkit::{
     Client, TestServer, assert_error, decode_base64, encode_base64, fifo, pid_of, process, release, sh, start_params,
-    tty, wait_for, wait_gone, wait_pid_gone, with,
+    tty, wait_for, wait_pid_gone, with,
 };
 
 /// Everything a V0 process reported, up to `command/exec/exited`.
@@ -215,7 +213,7 @@ fn a_terminated_v0_process_still_delivers_all_it_wrote() {
     let pid = pid_of(&client.ok("command/exec", sh("v", &script)));
     wait_for("the output to be written", || done.exists());
     let terminate = client.send_request("command/exec/terminate", process("v"));
-    wait_gone("the process", &BTreeSet::from([pid]));
+    wait_pid_gone(pid);
     // Two sweeps happen while nothing is read.
     clock.start(sh("quiet", "exec sleep 1000"));
     clock.ok("process/read", json!({"processId": "quiet", "waitMs": 2300}));

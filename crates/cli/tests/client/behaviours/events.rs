@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use exec_server_client::{Process, Totals, protocol::process::Cause};
 
-use crate::{Kind, Place, follow, output_until, sh, soon, spell, tell, until};
+use crate::{Kind, Place, follow, output_until, sh, soon, spell, stories, tell, until};
 
 pub(crate) async fn exec_process_starts_and_exits(place: &Place) {
     assert_eq!(place.backend().is_remote(), place.kind() != Kind::Local);
@@ -64,9 +64,7 @@ pub(crate) async fn exec_process_pushes_events(place: &Place) {
     process.write("\n").await.expect("write");
     assert_eq!(spell(&mut events).await, "2 stderr err");
     process.write("\n").await.expect("write");
-    assert_eq!(spell(&mut events).await, "3 exited 7");
-    assert_eq!(spell(&mut events).await, "4 closed");
-    assert_eq!(spell(&mut events).await, "end");
+    assert_eq!(stories(&mut events, 3).await, ["3 exited 7", "4 closed", "end"]);
     assert_eq!(*process.wake().borrow(), 4);
     let exit = process.exit().expect("it ended");
     assert_eq!((exit.code, exit.signal, exit.cause), (7, None, Some(Cause::Exit)));
@@ -81,10 +79,7 @@ pub(crate) async fn exec_process_replays_events_after_close(place: &Place) {
     soon("the close", closed).await.expect("the process is watched");
     for _ in 0..2 {
         let mut events = process.events();
-        assert_eq!(spell(&mut events).await, "1 stdout said\n");
-        assert_eq!(spell(&mut events).await, "2 exited 3");
-        assert_eq!(spell(&mut events).await, "3 closed");
-        assert_eq!(spell(&mut events).await, "end");
+        assert_eq!(stories(&mut events, 4).await, ["1 stdout said\n", "2 exited 3", "3 closed", "end"]);
     }
     // Waiting for the process does not consume its output.
     assert_eq!(process.wait().await.expect("it ended").code, 3);
@@ -101,8 +96,7 @@ pub(crate) async fn exec_process_retains_output_after_exit_until_streams_close(p
     assert_eq!((read.exited, read.exit_code, read.closed), (true, Some(5), false));
     assert!(process.has_exited() && process.closed().is_none());
     place.say(&format!("until test -p {gate}; do :; done; : >{gate}")).await;
-    assert_eq!(spell(&mut events).await, "2 stdout late");
-    assert_eq!(spell(&mut events).await, "3 closed");
+    assert_eq!(stories(&mut events, 2).await, ["2 stdout late", "3 closed"]);
     let read = process.read(0, None, Duration::ZERO).await.expect("read");
     let chunks: Vec<_> = read.chunks.iter().map(|chunk| (chunk.seq, &*chunk.bytes)).collect();
     assert_eq!((chunks, read.next_seq, read.closed), (vec![(2, &b"late"[..])], 4, true));
@@ -115,8 +109,7 @@ pub(crate) async fn exec_process_preserves_queued_events_before_subscribe(place:
     process.write("\n").await.expect("write");
     soon("the second output", wake.wait_for(|seq| *seq >= 2)).await.expect("the process is watched");
     let mut events = process.events();
-    assert_eq!(spell(&mut events).await, "1 stdout one");
-    assert_eq!(spell(&mut events).await, "2 stdout two");
+    assert_eq!(stories(&mut events, 2).await, ["1 stdout one", "2 stdout two"]);
     process.write("\n").await.expect("write");
     assert_eq!(follow(events).await.exit.code, 0);
 }
