@@ -381,9 +381,14 @@ impl Client {
     /// Calls a method that must fail with this code and kind.
     #[track_caller]
     pub fn refuses(&mut self, method: &str, params: Value, code: i64, kind: &str) -> RpcError {
-        let asked: String = params.to_string().chars().take(300).collect();
+        // Without members that are as large as a file.
+        let members = params.as_object().into_iter().flatten();
+        let asked: Vec<_> = members
+            .filter(|(_, value)| value.as_str().is_none_or(|text| text.len() < 300))
+            .map(|(name, value)| format!("{name}: {value}"))
+            .collect();
         let error = self.fails(method, params);
-        assert_eq!((error.code, error.kind()), (code, kind), "{method} {asked}: {}", error.message);
+        assert_eq!((error.code, error.kind()), (code, kind), "{method} {asked:?}: {}", error.message);
         error
     }
 

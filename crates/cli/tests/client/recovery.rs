@@ -100,10 +100,8 @@ fn remote_exec_process_recovers_after_transport_disconnect() {
         let read = soon("the read", tasks.join_next()).await.expect("one task").expect("no panic").expect("read");
         assert!(read.chunks.iter().any(|chunk| chunk.bytes == "during 1\n"), "{read:?}");
         assert_eq!(read.failure, None);
-        assert_eq!(
-            stories(&mut events, 3).await,
-            ["2 stdout during 1\n", "3 stderr during 2\n", "4 stdout got over\n"]
-        );
+        let told = stories(&mut events, 3).await;
+        assert_eq!(told, ["2 stdout during 1\n", "3 stderr during 2\n", "4 stdout got over\n"]);
         assert_eq!(process.write("\n").await.expect("write"), WriteStatus::Accepted);
         assert_eq!(stories(&mut events, 3).await, ["5 exited 7", "6 closed", "end"]);
         assert_eq!(process.pid(), Some(pid));

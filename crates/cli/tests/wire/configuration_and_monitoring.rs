@@ -357,10 +357,8 @@ fn the_doctor_looks_and_changes_nothing() {
     std::fs::set_permissions(&state, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("open it to others");
     let output = doctor(&[]);
     let said = text(&output.stdout);
-    assert!(
-        output.status.code() == Some(1) && said.contains("MISSING state directory") && said.contains("0700"),
-        "{said}"
-    );
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("MISSING state directory") && said.contains("0700"), "{said}");
 }
 
 #[test]

@@ -262,10 +262,8 @@ fn a_draft_is_seen_by_nobody_before_its_commit() {
     files.ok("fs/create", json!({"handleId": "d", "path": fresh}));
     files.ok("fs/writeBlock", put("d", 0, b"0123456789"));
     let modified = json!({"seconds": 1_000_000_000, "nanos": 123_456_789});
-    files.ok(
-        "fs/commit",
-        json!({"handleId": "d", "mode": 0o711, "modifiedAt": modified, "size": 4, "ifMatch": "absent", "fsync": true}),
-    );
+    let attributes = json!({"mode": 0o711, "modifiedAt": modified, "size": 4, "ifMatch": "absent", "fsync": true});
+    files.ok("fs/commit", with(json!({"handleId": "d"}), attributes));
     let found = files.ok("fs/getMetadata", json!({"path": fresh}));
     assert_eq!((&found["modifiedAt"], &found["mode"], &found["size"]), (&modified, &json!(0o711), &json!(4)));
     assert_eq!(files.names(), ["file", "fresh"]);
@@ -393,13 +391,9 @@ fn names_that_are_no_text_survive() {
     assert_eq!(data(&files.ok("fs/readFile", json!({"path": odd_uri}))), b"hi");
     let listed = files.ok("fs/readDirectory", json!({"path": files.dir()}));
     let name = encode_base64(b"odd-\xff\n-name");
-    assert_eq!(
-        listed["entries"],
-        json!([{
-            "fileName": "odd-\u{fffd}\n-name", "fileNameBase64": name, "isDirectory": false, "isFile": true,
-            "isSymlink": false,
-        }])
-    );
+    let kind = json!({"isDirectory": false, "isFile": true, "isSymlink": false});
+    let entry = with(json!({"fileName": "odd-\u{fffd}\n-name", "fileNameBase64": name}), kind);
+    assert_eq!(listed["entries"], json!([entry]));
     assert_eq!(files.ok("fs/canonicalize", json!({"path": odd_uri})), json!({"path": odd_uri}));
     let link = files.link("link", &odd);
     let answered = files.ok("fs/canonicalize", json!({"path": link}));

@@ -245,10 +245,8 @@ fn exec_server_http_request_normalizes_unicode_hostname() {
     let result = server.client().ok("http/request", get("http://b\u{fc}cher.EXAMPLE/x"));
     assert_eq!(body_of(&result), "by proxy");
     let asked = &proxy.asked()[0];
-    assert_eq!(
-        (asked.path.as_str(), asked.all("host")),
-        ("http://xn--bcher-kva.example/x", vec!["xn--bcher-kva.example"])
-    );
+    assert_eq!(asked.path, "http://xn--bcher-kva.example/x");
+    assert_eq!(asked.all("host"), ["xn--bcher-kva.example"]);
 }
 
 #[test]

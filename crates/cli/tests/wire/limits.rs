@@ -12,6 +12,17 @@ use testkit::{
     start_params, tty, wait_for, with,
 };
 
+/// Requests of reads of the process `p` that wait.
+fn long_polls(client: &mut Client, count: usize) -> Vec<i64> {
+    let params = json!({"processId": "p", "waitMs": 60_000});
+    (0..count).map(|_| client.send_request("process/read", params.clone())).collect()
+}
+
+/// Requests of starts of processes that end at once.
+fn short_starts(client: &mut Client, count: usize) -> Vec<i64> {
+    (0..count).map(|i| client.send_request("process/start", sh(&format!("s{i}"), "exit 0"))).collect()
+}
+
 #[test]
 fn sixty_four_mib_without_a_newline_arrive_whole_and_in_order() {
     let (_server, mut client) = TestServer::with_client();
@@ -63,8 +74,7 @@ fn a_long_poll_holds_up_nobody() {
     let (_server, mut client) = TestServer::with_client();
     client.start(sh("p", "exec sleep 1000"));
     let begun = Instant::now();
-    let reads: Vec<i64> =
-        (0..200).map(|_| client.send_request("process/read", json!({"processId": "p", "waitMs": 60_000}))).collect();
+    let reads = long_polls(&mut client, 200);
     client.assert_alive();
     client.ok("environment/info", json!({}));
     client.ok("process/list", json!({}));
@@ -76,12 +86,11 @@ fn a_long_poll_holds_up_nobody() {
 
 #[test]
 fn exec_server_keeps_control_requests_live_during_long_reads_and_queued_requests() {
-    let server = TestServer::builder().arg("--concurrent-requests").arg("1").start();
+    let server = TestServer::builder().args("--concurrent-requests 1").start();
     let mut client = server.client();
     client.start(sh("p", "exec sleep 1000"));
     let read = client.send_request("process/read", json!({"processId": "p", "waitMs": 60_000}));
-    let starts: Vec<i64> =
-        (0..50).map(|i| client.send_request("process/start", sh(&format!("s{i}"), "exit 0"))).collect();
+    let starts = short_starts(&mut client, 50);
     client.assert_alive();
     assert_eq!(client.terminate("p")["running"], true);
     assert_eq!(client.answer(read).expect("read")["exited"], true);
@@ -92,8 +101,7 @@ fn exec_server_keeps_control_requests_live_during_long_reads_and_queued_requests
 fn requests_beyond_the_bound_are_refused_and_control_requests_are_not() {
     let (_server, mut client) = TestServer::with_client();
     client.start(sh("p", "exec sleep 1000"));
-    let reads: Vec<i64> =
-        (0..1100).map(|_| client.send_request("process/read", json!({"processId": "p", "waitMs": 60_000}))).collect();
+    let reads = long_polls(&mut client, 1100);
     client.assert_alive();
     assert_eq!(client.terminate("p")["running"], true);
     let answers: Vec<_> = reads.into_iter().map(|id| client.answer(id)).collect();
@@ -227,7 +235,7 @@ fn closed_process_is_evicted_after_retention() {
 // them.
 #[test]
 fn requests_that_wait_for_the_only_slot_are_all_answered_in_order() {
-    let server = TestServer::builder().arg("--concurrent-requests").arg("1").start();
+    let server = TestServer::builder().args("--concurrent-requests 1").start();
     let mut client = server.client();
     let (mut starts, mut others, mut lists) = (Vec::new(), Vec::new(), Vec::new());
     for i in 0..50 {
@@ -334,10 +342,9 @@ fn a_server_that_was_stopped_does_not_take_quiet_clients_for_dead() {
 // A start that waited for a slot had no id yet: other requests for that process got `unknownProcess`.
 #[test]
 fn a_start_that_waits_for_others_is_waited_for_by_what_names_it() {
-    let server = TestServer::builder().arg("--concurrent-requests").arg("1").start();
+    let server = TestServer::builder().args("--concurrent-requests 1").start();
     let mut client = server.client();
-    let starts: Vec<i64> =
-        (0..20).map(|i| client.send_request("process/start", sh(&format!("s{i}"), "exit 0"))).collect();
+    let starts = short_starts(&mut client, 20);
     let cat = client.send_request("process/start", with(start_params("cat", &["cat"]), json!({"pipeStdin": true})));
     let write = client.send_write("cat", b"in order");
     let close = client.send_request("process/closeStdin", process("cat"));

@@ -120,11 +120,8 @@ fn the_bound_of_values_is_that_of_the_reference() {
 fn two_hundred_thousand_nested_arrays_cost_an_error_only() {
     let (_server, mut client) = TestServer::with_client();
     for (open, close) in [("[", "]"), (r#"{"a":"#, "}")] {
-        let bomb = format!(
-            r#"{{"id":1,"method":"environment/status","params":{}1{}}}"#,
-            open.repeat(200_000),
-            close.repeat(200_000)
-        );
+        let (open, close) = (open.repeat(200_000), close.repeat(200_000));
+        let bomb = format!(r#"{{"id":1,"method":"environment/status","params":{open}1{close}}}"#);
         assert_malformed(&mut client, &bomb);
     }
     // The arrays need not be closed either.

@@ -352,18 +352,12 @@ fn a_name_that_is_freed_while_it_starts_belongs_to_the_next_start() {
 fn a_shell_snapshot_that_a_policy_would_filter_is_refused_and_any_other_runs_the_plain_command() {
     let (_server, mut client) = TestServer::with_client();
     let start = |id: &str, argv: &[&str], policy: Value| {
-        with(
-            start_params(id, argv),
-            json!({
-                "envPolicy": policy,
-                "shellSnapshot": {"scopeId": "s", "shell": {"name": "sh", "path": "/bin/sh"}},
-            }),
-        )
+        let snapshot = json!({"scopeId": "s", "shell": {"name": "sh", "path": "/bin/sh"}});
+        with(start_params(id, argv), json!({"envPolicy": policy, "shellSnapshot": snapshot}))
     };
     let policy = |ignores: bool, exclude: &[&str], only: &[&str]| {
-        json!({
-            "inherit": "core", "ignoreDefaultExcludes": ignores, "exclude": exclude, "set": {}, "includeOnly": only,
-        })
+        let filters = json!({"ignoreDefaultExcludes": ignores, "exclude": exclude, "includeOnly": only});
+        with(filters, json!({"inherit": "core", "set": {}}))
     };
     let login = ["/bin/sh", "-lc", "exit 4"];
     for filters in [policy(false, &[], &[]), policy(true, &["A*"], &[]), policy(true, &[], &["PATH"])] {

@@ -133,10 +133,8 @@ fn an_empty_chunk_is_accepted_and_does_nothing() {
     let (_server, mut client) = TestServer::with_client();
     client.start_cat("p");
     assert_eq!(write(&mut client, "p", b""), "accepted");
-    assert_eq!(
-        client.ok("process/write", json!({"processId": "p", "chunk": "", "writeId": "w"}))["status"],
-        "accepted"
-    );
+    let params = json!({"processId": "p", "chunk": "", "writeId": "w"});
+    assert_eq!(client.ok("process/write", params)["status"], "accepted");
     assert_eq!(write(&mut client, "p", b"x\n"), "accepted");
     assert_eq!(client.wait_output("p", "x\n"), "x\n");
 }

@@ -64,10 +64,8 @@ fn a_list_reaches_one_session_or_all_of_them() {
 #[test]
 fn a_process_of_another_session_can_be_read_written_and_steered() {
     let (_server, mut owner, session, mut other) = owner_and_other();
-    owner.start(tty(
-        "p",
-        "read x; echo got $x; trap 'stty size' WINCH; trap 'exit 9' USR1; echo up; while :; do sleep 0.01; done",
-    ));
+    let traps = "trap 'stty size' WINCH; trap 'exit 9' USR1";
+    owner.start(tty("p", &format!("read x; echo got $x; {traps}; echo up; while :; do sleep 0.01; done")));
     other.ok("process/write", with(of(&session, "p"), json!({"chunk": encode_base64(b"it\n")})));
     owner.wait_output("p", "up");
     let read = other.ok("process/read", of(&session, "p"));

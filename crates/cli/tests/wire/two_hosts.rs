@@ -17,10 +17,8 @@ fn a_process_on_the_other_host_sees_that_host_and_nothing_of_the_client() {
 
     assert_eq!(client.ok("environment/info", json!({}))["cwd"], "file:///tmp/there");
 
-    let script = format!(
-        "pwd; echo $HOME; echo $ONLY_THERE; ls {} 2>&1 | wc -l; test -e {0}/secret && echo seen",
-        here.path().display()
-    );
+    let dir = here.path().display();
+    let script = format!("pwd; echo $HOME; echo $ONLY_THERE; ls {dir} 2>&1 | wc -l; test -e {dir}/secret && echo seen");
     let policy = json!({"inherit": "all", "ignoreDefaultExcludes": false, "exclude": [], "set": {}, "includeOnly": []});
     let params = json!({"cwd": "/tmp/there", "env": {}, "envPolicy": policy});
     let ended = client.run_params(with(start_params("there", &["sh", "-c", &script]), params));

@@ -187,11 +187,8 @@ async fn errors_of_the_server_keep_code_kind_and_text() {
 async fn the_closed_marker_of_older_peers_is_a_disconnect() {
     let builder = Client::builder().fail_fast(true);
     let (client, mut peer, mut door) = connect_with(builder, Kind::H).await;
-    let (status, ()) = both(
-        client.environment_status(),
-        peer.refuse_next("environment/status", -32000, None, "JSON-RPC transport closed"),
-    )
-    .await;
+    let closing = peer.refuse_next("environment/status", -32000, None, "JSON-RPC transport closed");
+    let (status, ()) = both(client.environment_status(), closing).await;
     let error = status.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Disconnected);
     assert!(error.to_string().starts_with(DISCONNECTED));

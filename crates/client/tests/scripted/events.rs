@@ -271,11 +271,8 @@ async fn a_server_that_forgot_the_process_leaves_a_gap() {
         next(&mut first).await;
     }
     let mut late = process.events();
-    let (event, ()) = crate::both(
-        late.next(),
-        peer.refuse_next("process/read", -32600, Some("unknownProcess"), "unknown process id p"),
-    )
-    .await;
+    let forgetting = peer.refuse_next("process/read", -32600, Some("unknownProcess"), "unknown process id p");
+    let (event, ()) = both(late.next(), forgetting).await;
     let Some(Event::Gap { from_seq: 1, to_seq, bytes: None }) = event else { panic!("{event:?}") };
     assert_eq!(next(&mut late).await, format!("out {} 65536 bytes", to_seq + 1));
     // The first reader is not affected.

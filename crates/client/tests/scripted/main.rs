@@ -197,11 +197,8 @@ pub(crate) async fn connect_with(builder: Builder, kind: Kind) -> (Client, Peer,
 }
 
 /// Like [`connect_with`], over this transport.
-pub(crate) async fn connect_by(
-    (way, mut door): (Scripted, Door),
-    builder: Builder,
-    kind: Kind,
-) -> (Client, Peer, Door) {
+pub(crate) async fn connect_by(way: (Scripted, Door), builder: Builder, kind: Kind) -> (Client, Peer, Door) {
+    let (way, mut door) = way;
     let (client, (peer, _)) = both(builder.open(way), door.welcome(kind)).await;
     (client.unwrap(), peer, door)
 }

@@ -48,10 +48,8 @@ pub(crate) async fn terminate_with_grace_lets_it_clean_up(place: &Place) {
     output_until(&mut process.events(), "ready\n").await;
     assert!(process.terminate(Some(Duration::from_secs(600))).await.expect("terminate"));
     let told = tell(&process).await;
-    assert_eq!(
-        (told.stdout, told.exit.code, told.exit.cause),
-        (b"ready\ncaught\n".to_vec(), 7, Some(Cause::Terminated))
-    );
+    assert_eq!(told.stdout, b"ready\ncaught\n");
+    assert_eq!((told.exit.code, told.exit.cause), (7, Some(Cause::Terminated)));
 
     let deaf = place.start(Start::new(["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"])).await;
     output_until(&mut deaf.events(), "ready\n").await;
