@@ -246,8 +246,10 @@ impl Child {
         let killed = tree::kill_trees(&leaders);
         // Also kill each group with one system call, so that it dies even if `/proc` cannot be read. A group that cannot
         // be signalled must not spare the groups after it, so the first error is returned only at the end.
-        let sent = living.iter().map(|child| child.signal_group(libc::SIGKILL));
-        let groups = sent.fold(Ok(()), |first: io::Result<()>, result| first.and(result));
+        let mut groups = Ok(());
+        for child in &living {
+            groups = groups.and(child.signal_group(libc::SIGKILL));
+        }
         let killed = killed?;
         groups?;
         Ok(KillOutcome { signalled: killed.signalled + scripted, ..killed })
