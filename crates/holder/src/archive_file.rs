@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn decode_returns_what_encode_was_given() {
         for clock in [
             LeaseClock { ttl_ms: 5, detached_ns: Some(7) },
             LeaseClock { ttl_ms: TTL_NONE, detached_ns: None },
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn other_text_is_not_a_clock() {
+    fn malformed_text_is_not_a_lease_clock() {
         for text in ["", "1 2", "1\n", "x 1\n", "1 x\n", "1 2 3\n", "-1 2\n"] {
             assert_eq!(LeaseClock::decode(text), None, "{text:?}");
         }

@@ -14,12 +14,14 @@
 //!
 //! Failure paths:
 //! - The disk or the quota is full: the holder stays and tries again later.
-//! - The holder is killed before the last segment is written: the session loses what any killed holder loses.
-//! - The holder is killed after that: nothing is lost, because the manifest on disk that was written with the segments
-//!   lists every process as closed.
+//! - The holder is killed before the last segment is written: the segments that are only in its memory are lost, unless
+//!   a running server has mapped them.
+//! - The holder is killed after that: nothing is lost. The manifest that is written before each segment lists every
+//!   process as closed.
 //!
 //! A holder stays if descendants have outlived their process, because they would die with the holder. It also stays if
-//! a process took writes with a `writeId`, because the answer to a repeated write comes from the holder's ledger.
+//! a process took writes with a `writeId` (in the holder: a key), because the answer to a repeated write comes from the
+//! holder's ledger.
 
 use exec_server_session::LeaseState;
 
@@ -37,7 +39,7 @@ enum ArchiveStep {
     Waiting,
     /// The spill thread is writing segments.
     Spilling,
-    /// The spill thread is writing the manifest and the clock.
+    /// The spill thread is writing the manifest and the lease clock (the file `archived`).
     Writing,
     /// Everything is on disk and the server, if connected, has been informed. `again_at` is when to inform it again.
     Reported { again_at: u64 },
@@ -72,8 +74,8 @@ impl ArchiveProgress {
 }
 
 impl<S: ChildSpawner> Holder<S> {
-    /// Takes the steps that are possible in this turn. Returns true if everything is on disk and no server needs this
-    /// holder.
+    /// Takes the steps that are possible in this turn. Returns true if everything is on disk and no server is connected or
+    /// connecting. A connected server ends the holder with `Leave` instead ([`Holder::handle_leave`]).
     pub(crate) fn archive(&mut self) -> bool {
         if !self.may_archive() {
             self.cancel_archive();
@@ -84,7 +86,7 @@ impl<S: ChildSpawner> Holder<S> {
             ArchiveStep::Waiting => {
                 let after_ns = self.archive_after_ns();
                 let due_at = *self.archiving.due_at.get_or_insert(now_ns.saturating_add(after_ns));
-                if now_ns >= due_at && self.has_room_on_disk() {
+                if now_ns >= due_at && self.can_archive_to_disk() {
                     self.archiving.step = ArchiveStep::Spilling;
                     self.spill_for_archive();
                 } else if now_ns >= due_at {
@@ -117,7 +119,7 @@ impl<S: ChildSpawner> Holder<S> {
         }
     }
 
-    /// Handles the result of writing the manifest and the clock.
+    /// Handles the result of writing the manifest and the lease clock.
     pub(crate) fn handle_archive_written(&mut self, is_written: bool) {
         if self.archiving.step != ArchiveStep::Writing {
             return;
@@ -136,7 +138,7 @@ impl<S: ChildSpawner> Holder<S> {
     }
 
     /// Whether nothing needs this holder now: the session is detached, all processes have closed, no descendant runs, and
-    /// no keyed write can be repeated.
+    /// no write with a key can be repeated.
     fn may_archive(&self) -> bool {
         self.archiving.is_allowed
             && self.limits.archive_after_ms != TTL_NONE
@@ -148,6 +150,7 @@ impl<S: ChildSpawner> Holder<S> {
                 .processes
                 .values()
                 .all(|process| process.phase == ProcessPhase::Closed && !process.input.has_ledger())
+            // Only in an exclusive process is every child a descendant of the session's processes.
             && !(self.cx.is_exclusive && reap::has_children())
     }
 
@@ -157,15 +160,16 @@ impl<S: ChildSpawner> Holder<S> {
 
     /// Whether every process has disk quota left for its segments in memory, and no other holder has taken over this
     /// session.
-    fn has_room_on_disk(&self) -> bool {
+    fn can_archive_to_disk(&self) -> bool {
         let is_within = |process: &Process| {
             let (on_disk, in_memory) = (process.writer.disk_segments(), process.writer.memory_segments());
+            // `is_quota_full(n)` is about segment n + 1, hence one less than the total.
             in_memory == 0 || !self.cx.spill.is_quota_full(on_disk + in_memory - 1)
         };
         self.processes.values().all(is_within) && self.listener.is_secret_in(&self.dir)
     }
 
-    /// Spills the next segment. After the last segment, writes the manifest and the clock.
+    /// Spills the next segment. After the last segment, writes the manifest and the lease clock.
     fn spill_for_archive(&mut self) {
         if !self.cx.spill.is_idle() {
             return;

@@ -17,7 +17,7 @@
 //! ```
 //!
 //! Life of a segment: `Segment` lends its memory to the server. `Release` says that its events have been taken, and
-//! removes it from the log. `Return` says that the server has unmapped it; only then does the holder reuse the memory.
+//! removes it from the log. `Return` says that the server no longer reads it; only then does the holder reuse the memory.
 //! The server sends both for a released segment, in any order, and `Return` alone for a spilled or dropped one. A
 //! segment whose `Return` never comes is freed by the holder and not reused.
 
@@ -171,7 +171,7 @@ pub enum ToHolder<'a> {
         /// True while the use continues, false when it has ended.
         is_going_on: bool,
     },
-    /// The server has no mapping of this segment. No answer.
+    /// The server no longer reads this segment, so its memory may be reused. No answer.
     Return { segment: u64 },
     /// Removes a closed process: its log, its files and its slot. Counts as `Release` of its segments. Answer: `Done`.
     Forget { req: u32, slot: u32 },

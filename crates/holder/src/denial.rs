@@ -35,7 +35,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_that_speaks_of_a_refusal_is_one() {
+    fn a_failure_with_the_text_of_a_denied_operation_is_a_likely_denial() {
         for text in
             ["sh: 1: cannot create /x: Read-only file system\n", "PERMISSION DENIED", "mount: Operation not permitted."]
         {
@@ -45,10 +45,10 @@ mod tests {
     }
 
     #[test]
-    fn no_other_end_is_one() {
+    fn other_failures_and_successes_are_not_likely_denials() {
         assert!(!likely(0, None, &["Permission denied"]), "it did not fail");
         assert!(!likely(2, None, &["cat: /none: No such file or directory", ""]), "an ordinary failure");
-        assert!(!likely(137, Some(9), &["killed"]), "somebody else's signal");
-        assert!(!likely(1, None, &["permission ", "denied"]), "words of different streams are no sentence");
+        assert!(!likely(137, Some(9), &["killed"]), "a signal other than SIGSYS");
+        assert!(!likely(1, None, &["permission ", "denied"]), "a text must be within one stream");
     }
 }

@@ -1,21 +1,23 @@
 //! Tracks which segments a controller may have mapped, and when their memory may be reused.
 //!
 //! Ensures that mapped memory is never overwritten. A segment is reused only after the controller has returned it. If
-//! that controller is gone, the memory is freed instead, which leaves existing mappings intact.
+//! that controller is gone, the holder closes its memfd and its mapping instead. The pages stay until the last mapping of
+//! the controller is gone, so a late reader still finds the old bytes.
 
 use std::collections::{HashSet, VecDeque};
 
 use exec_server_log::{Segment, SegmentPool};
 
-/// Maximum number of segments that have left their log and wait for their return (8 MiB). Beyond it, the oldest is
-/// freed and not reused.
+/// Maximum number of segments that have left their log and that the controller has not returned (8 MiB). Beyond it, the
+/// oldest is freed and not reused.
 const PARKED_MAX: usize = 8;
 
 #[derive(Default)]
 pub(crate) struct LentSegments {
-    /// Announced to the current controller and not returned.
+    /// Ids of the segments that were announced to the current controller and not returned.
     lent: HashSet<u64>,
-    /// Announced to an earlier controller that disconnected without returning them. They may stay mapped indefinitely.
+    /// Ids of the segments that an earlier controller did not return before it disconnected. It may keep them mapped for
+    /// an unlimited time, so their memory is never reused.
     unreturned: HashSet<u64>,
     /// Segments that have left their log but are still in `lent`.
     parked: VecDeque<Segment>,
@@ -32,6 +34,7 @@ impl LentSegments {
     pub(crate) fn dispose(&mut self, pool: &mut SegmentPool, segment: Segment) -> Option<u64> {
         let id = segment.id();
         if self.unreturned.remove(&id) {
+            // Dropping `segment` frees it. The current controller must be told if the segment was announced to it too.
             return self.lent.remove(&id).then_some(id);
         }
         if !self.lent.contains(&id) {
@@ -45,7 +48,8 @@ impl LentSegments {
         })
     }
 
-    /// Handles `Return`: the current controller has unmapped this segment. Returns an id as `dispose` does.
+    /// Handles `Return`: the current controller no longer reads this segment. It may keep the mapping of the memory for a
+    /// later segment. Returns an id as `dispose` does.
     pub(crate) fn handle_return(&mut self, pool: &mut SegmentPool, id: u64) -> Option<u64> {
         self.lent.remove(&id);
         let at = self.parked.iter().position(|segment| segment.id() == id)?;
@@ -55,6 +59,7 @@ impl LentSegments {
     /// Handles the loss of the controller: segments that it may have mapped are never reused.
     pub(crate) fn handle_controller_loss(&mut self) {
         for segment in self.parked.drain(..) {
+            // The parked segments are freed here. They must not enter `unreturned`: no log will dispose of them again.
             self.lent.remove(&segment.id());
         }
         self.unreturned.extend(self.lent.drain());

@@ -48,7 +48,7 @@ pub fn read(dir: impl AsFd) -> io::Result<Option<Vec<ManifestEntry>>> {
     // Fail if the file is too long. A truncated manifest would not decode, and the output that it names would be
     // deleted with the session.
     if file.take(MANIFEST_MAX_BYTES).read_to_string(&mut text)? as u64 == MANIFEST_MAX_BYTES {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the roll of its processes is too long"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the manifest of the processes is too long"));
     }
     Ok(decode(&text))
 }
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn decode_returns_what_encode_was_given() {
         let exit = Exit { code: 137, signal: Some(9), cause: ExitCause::Signal, ..Exit::default() };
         let processes = [
             ManifestEntry {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn other_text_is_no_roll() {
+    fn malformed_text_is_not_a_manifest() {
         let whole = encode(&[ManifestEntry::default()]);
         assert!(decode(&whole).is_some());
         for cut in 1..whole.len() - 2 {

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_area_ends_with_the_environment_where_that_follows_the_arguments() {
+    fn the_area_includes_an_environment_that_follows_the_arguments() {
         let stat = |addresses: &str| format!("1 (a) b) S{} {addresses} 0\n", " 7".repeat(44));
         assert_eq!(area(&stat("100 120 120 200")), Some(TitleArea { start: 100, len: 100 }));
         assert_eq!(area(&stat("100 120 128 200")), Some(TitleArea { start: 100, len: 20 }));

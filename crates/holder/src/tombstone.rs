@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn decode_returns_what_encode_was_given() {
         let stone = Tombstone {
             unix_seconds: 1_700_000_000,
             processes: vec![
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn other_text_is_no_tombstone() {
+    fn malformed_text_is_not_a_tombstone() {
         for text in ["", "x", "1\nno", "1\n2 walking 00", "1\n2 running zz", "-1"] {
             assert_eq!(Tombstone::decode(text), None, "{text:?}");
         }

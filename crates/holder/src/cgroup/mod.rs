@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_session_group_survives_its_text() {
+    fn decode_returns_the_session_group_that_was_encoded() {
         let dirs = vec![(CgroupHierarchy::Unified, "/a/b c".into()), (CgroupHierarchy::Pids, "/d".into())];
         let group = SessionCgroup::new(dirs);
         assert_eq!(SessionCgroup::decode(&group.encode()), group);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_found_by_their_whole_word() {
+    fn a_value_is_found_only_by_its_whole_word() {
         let text = "oom 3\noom_kill 2\n";
         assert_eq!(
             (value_of(text, "oom"), value_of(text, "oom_kill"), value_of(text, "max")),

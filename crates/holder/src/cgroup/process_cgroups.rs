@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_used_again_when_it_is_empty_and_counts_from_there() {
+    fn an_empty_group_is_reused_and_earlier_counts_do_not_apply() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut groups = ProcessCgroups::new(session(dir.path()), HolderLimits::default());
         fs::create_dir(dir.path().join("0")).expect("a directory");
@@ -234,17 +234,17 @@ mod tests {
         assert_eq!(group.hit(), LimitsHit { pids: true, memory: false });
         groups.release(group);
         let second = groups.take().expect("made").expect("there is a place");
-        assert_ne!(second.dirs, first, "somebody is still in the first");
+        assert_ne!(second.dirs, first, "the first group still has a process");
         fs::write(&events, "populated 0\n").expect("write");
         let again = groups.take().expect("made").expect("there is a place");
         assert_eq!(again.dirs, first);
-        assert_eq!(again.hit(), LimitsHit::default(), "what was counted before is not this process's doing");
+        assert_eq!(again.hit(), LimitsHit::default(), "counts from before the reuse do not apply");
         fs::write(dir.path().join("0/memory.events"), "oom 1\noom_kill 1\n").expect("write");
         assert_eq!(again.hit(), LimitsHit { pids: false, memory: true });
     }
 
     #[test]
-    fn a_group_that_was_killed_is_not_used_again() {
+    fn a_group_that_was_killed_is_not_reused() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut groups = ProcessCgroups::new(session(dir.path()), HolderLimits::default());
         let group = groups.take().expect("made").expect("there is a place");
@@ -255,14 +255,14 @@ mod tests {
     }
 
     #[test]
-    fn without_a_place_no_group_is_made() {
+    fn without_a_session_group_no_process_group_is_created() {
         let mut groups = ProcessCgroups::new(SessionCgroup::default(), HolderLimits::default());
         assert!(groups.take().expect("nothing to fail").is_none());
         assert!(!groups.kill_all());
     }
 
     #[test]
-    fn limits_are_set_where_the_controller_is() {
+    fn limits_are_set_only_where_the_controller_is_enabled() {
         let dir = tempfile::tempdir().expect("a directory");
         fs::write(dir.path().join("pids.max"), "max").expect("write");
         let dirs = vec![(CgroupHierarchy::Unified, dir.path().to_owned())];
@@ -270,7 +270,7 @@ mod tests {
         let group = ProcessCgroup::create(dirs, limits).expect("set");
         let mut spawn = Spawn::new(Vec::new());
         group.apply_to(&mut spawn).expect("the directory opens");
-        assert!(spawn.alone, "where its memory is limited nobody else may be in ours");
+        assert!(spawn.alone, "with a memory limit, no other child may share our memory");
         assert!(fs::read_to_string(dir.path().join("pids.max")).expect("read").starts_with('7'));
         assert!(!dir.path().join("memory.max").exists());
     }

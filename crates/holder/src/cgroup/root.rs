@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_group_is_found_in_every_kind_of_host() {
+    fn our_own_group_is_found_on_v1_v2_and_hybrid_hosts() {
         check("8:pids:/\n4:memory:/x\n0::/", HYBRID, Some("/sys/fs/cgroup/unified"), Some("/sys/fs/cgroup/pids"));
         check(
             "0::/system.slice/exec.service",
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_moved_out_of_a_group_with_strangers() {
+    fn no_process_is_moved_out_of_a_group_with_foreign_processes() {
         let base = tempfile::tempdir().expect("a directory");
         fs::write(base.path().join("cgroup.procs"), format!("{}\n1\n", std::process::id())).expect("write");
         assert!(move_aside(base.path()).is_err());

@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_words_of_a_holder_are_heard_although_it_left_words_unread() {
+    fn the_last_message_of_a_holder_is_received_although_it_left_messages_unread() {
         let flags = SocketFlags::CLOEXEC;
         let (server, holder) =
             net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair");

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_survives_its_bytes_and_every_cut_is_an_error_or_a_shorter_record() {
+    fn a_request_is_decoded_as_encoded_and_a_truncated_one_is_an_error() {
         let null = || OwnedFd::from(std::fs::File::open("/dev/null").expect("open"));
         let confine = ChildRestrictions {
             group: SessionCgroup::decode(b"u /a/b\np /c\n"),
