@@ -74,8 +74,8 @@ impl ArchiveProgress {
 }
 
 impl<S: ChildSpawner> Holder<S> {
-    /// Takes the steps that are possible in this turn. Returns true if everything is on disk and no server is connected or
-    /// connecting. A connected server ends the holder with `Leave` instead ([`Holder::handle_leave`]).
+    /// Takes the steps that are possible in this turn. Returns true if everything is on disk and no server is connected
+    /// or connecting. A connected server ends the holder with `Leave` instead ([`Holder::handle_leave`]).
     pub(crate) fn archive(&mut self) -> bool {
         if !self.may_archive() {
             self.cancel_archive();
@@ -137,8 +137,8 @@ impl<S: ChildSpawner> Holder<S> {
         self.cx.send(&FromHolder::Archived);
     }
 
-    /// Whether nothing needs this holder now: the session is detached, all processes have closed, no descendant runs, and
-    /// no write with a key can be repeated.
+    /// Whether nothing needs this holder now: the session is detached, all processes have closed, no descendant runs,
+    /// and no write with a key can be repeated.
     fn may_archive(&self) -> bool {
         self.archiving.is_allowed
             && self.limits.archive_after_ms != TTL_NONE

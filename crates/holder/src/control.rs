@@ -17,9 +17,9 @@
 //! ```
 //!
 //! Life of a segment: `Segment` lends its memory to the server. `Release` says that its events have been taken, and
-//! removes it from the log. `Return` says that the server no longer reads it; only then does the holder reuse the memory.
-//! The server sends both for a released segment, in any order, and `Return` alone for a spilled or dropped one. A
-//! segment whose `Return` never comes is freed by the holder and not reused.
+//! removes it from the log. `Return` says that the server no longer reads it; only then does the holder reuse the
+//! memory. The server sends both for a released segment, in any order, and `Return` alone for a spilled or dropped one.
+//! A segment whose `Return` never comes is freed by the holder and not reused.
 
 pub(crate) mod codec;
 mod codes;

@@ -1,8 +1,8 @@
 //! Tracks which segments a controller may have mapped, and when their memory may be reused.
 //!
 //! Ensures that mapped memory is never overwritten. A segment is reused only after the controller has returned it. If
-//! that controller is gone, the holder closes its memfd and its mapping instead. The pages stay until the last mapping of
-//! the controller is gone, so a late reader still finds the old bytes.
+//! that controller is gone, the holder closes its memfd and its mapping instead. The pages stay until the last mapping
+//! of the controller is gone, so a late reader still finds the old bytes.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -16,8 +16,8 @@ const PARKED_MAX: usize = 8;
 pub(crate) struct LentSegments {
     /// Ids of the segments that were announced to the current controller and not returned.
     lent: HashSet<u64>,
-    /// Ids of the segments that an earlier controller did not return before it disconnected. It may keep them mapped for
-    /// an unlimited time, so their memory is never reused.
+    /// Ids of the segments that an earlier controller did not return before it disconnected. It may keep them mapped
+    /// for an unlimited time, so their memory is never reused.
     unreturned: HashSet<u64>,
     /// Segments that have left their log but are still in `lent`.
     parked: VecDeque<Segment>,
@@ -48,8 +48,8 @@ impl LentSegments {
         })
     }
 
-    /// Handles `Return`: the current controller no longer reads this segment. It may keep the mapping of the memory for a
-    /// later segment. Returns an id as `dispose` does.
+    /// Handles `Return`: the current controller no longer reads this segment. It may keep the mapping of the memory for
+    /// a later segment. Returns an id as `dispose` does.
     pub(crate) fn handle_return(&mut self, pool: &mut SegmentPool, id: u64) -> Option<u64> {
         self.lent.remove(&id);
         let at = self.parked.iter().position(|segment| segment.id() == id)?;

@@ -211,7 +211,8 @@ fn serve(socket: OwnedFd) {
 }
 
 /// Sets attributes that only the spawner needs, not its forks. SIGCHLD arrives through a signalfd. Orphaned descendants
-/// become children of the spawner. Processes of our user cannot read its memory, which has contained secrets of holders.
+/// become children of the spawner. Processes of our user cannot read its memory, which has contained secrets of
+/// holders.
 fn become_guardian() -> io::Result<OwnedFd> {
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;

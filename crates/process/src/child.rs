@@ -1,8 +1,8 @@
 //! A running child: its streams, signals and exit status.
 //!
 //! This module reaps the child. The pid is signalled only until then, so a signal never hits a process that reuses the
-//! pid. What is left of the tree after the reap is killed through pidfds (`tree`). A [`ScriptDriver`](crate::ScriptDriver) can stand in for the process, and the caller sees no
-//! difference.
+//! pid. What is left of the tree after the reap is killed through pidfds (`tree`). A
+//! [`ScriptDriver`](crate::ScriptDriver) can stand in for the process, and the caller sees no difference.
 
 use std::{
     io,
@@ -29,8 +29,8 @@ use crate::{
 const SIGNAL_PROCESS_GROUP: usize = 1 << 2;
 
 /// How long `drop` waits for a child to die of SIGKILL. A child in uninterruptible sleep can take longer. `drop` leaves
-/// it unreaped: a caller that reaps stray children, or init, reaps it later. A longer wait would stall the caller's event
-/// loop.
+/// it unreaped: a caller that reaps stray children, or init, reaps it later. A longer wait would stall the caller's
+/// event loop.
 const DROP_REAP_MAX: Duration = Duration::from_secs(1);
 
 /// How a child ended.
@@ -164,8 +164,8 @@ impl Child {
     }
 
     /// Closes the parent's copy of the child's side of the terminal. Until then, the copy keeps the terminal open, so
-    /// that output is not cut off while the leader lives. Call it after the reap. Then reading ends with `EIO` as soon as
-    /// no process has the terminal open.
+    /// that output is not cut off while the leader lives. Call it after the reap. Then reading ends with `EIO` as soon
+    /// as no process has the terminal open.
     pub fn release_slave(&mut self) {
         self.streams.slave = None;
     }
@@ -244,8 +244,8 @@ impl Child {
         // Walk before killing the groups: when a leader dies, its descendants lose the chain of parents by which they
         // are found.
         let killed = tree::kill_trees(&leaders);
-        // Also kill each group with one system call, so that it dies even if `/proc` cannot be read. A group that cannot
-        // be signalled must not spare the groups after it, so the first error is returned only at the end.
+        // Also kill each group with one system call, so that it dies even if `/proc` cannot be read. A group that
+        // cannot be signalled must not spare the groups after it, so the first error is returned only at the end.
         let mut groups = Ok(());
         for child in &living {
             groups = groups.and(child.signal_group(libc::SIGKILL));

@@ -1,8 +1,8 @@
 //! Encodes and decodes control messages.
 //!
 //! The tables below are the layout: each row has the kind of a message and its fields in order. The encoder and the
-//! decoder are generated from the same row. Every read is bounds-checked, and every count is bounded by the bytes that are left. So no input can cause a panic,
-//! or an allocation larger than the message (times a small constant).
+//! decoder are generated from the same row. Every read is bounds-checked, and every count is bounded by the bytes that
+//! are left. So no input can cause a panic, or an allocation larger than the message (times a small constant).
 
 use exec_server_process::TerminalSize;
 

@@ -88,9 +88,9 @@ pub fn recv_raw(socket: impl AsFd, buf: &mut Vec<u8>) -> io::Result<Option<Datag
     recv_with(socket.as_fd(), buf, RecvFlags::empty())
 }
 
-/// Receives a message, but leaves it in the socket if this process has no room for its fds. Peeks first: a plain receive
-/// would make the kernel drop those fds, and a log without its segments would be lost. The peek creates its own copies
-/// of the fds, so the second receive needs none.
+/// Receives a message, but leaves it in the socket if this process has no room for its fds. Peeks first: a plain
+/// receive would make the kernel drop those fds, and a log without its segments would be lost. The peek creates its own
+/// copies of the fds, so the second receive needs none.
 pub(crate) fn recv_if_fds_fit(socket: BorrowedFd<'_>, buf: &mut Vec<u8>) -> io::Result<Option<Datagram>> {
     let peeked = recv_with(socket, buf, RecvFlags::PEEK);
     let is_left = peeked.as_ref().is_err_and(|error| is_shortage(error) || error.kind() == io::ErrorKind::WouldBlock);

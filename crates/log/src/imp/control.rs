@@ -125,8 +125,8 @@ impl ControlBlock {
         Ok(control)
     }
 
-    /// The memfd to pass to a reader. The shared handle can be kept until it is sent. Unlike a `dup`, this cannot fail when fds are
-    /// exhausted.
+    /// The memfd to pass to a reader. The shared handle can be kept until it is sent. Unlike a `dup`, this cannot fail
+    /// when fds are exhausted.
     pub fn shared_fd(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.fd)
     }

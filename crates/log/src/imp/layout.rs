@@ -114,8 +114,8 @@ impl<'a> FoundRecord<'a> {
 /// The committed bytes at a position are not a record.
 pub(crate) struct MalformedRecord;
 
-/// Reads the record at `pos` of the committed `region`, which begins after the segment header. Returns `None` at the end
-/// of the region. Never reads outside `region`.
+/// Reads the record at `pos` of the committed `region`, which begins after the segment header. Returns `None` at the
+/// end of the region. Never reads outside `region`.
 pub(crate) fn record_at(region: &[u8], pos: usize) -> Result<Option<FoundRecord<'_>>, MalformedRecord> {
     if pos == region.len() {
         return Ok(None);

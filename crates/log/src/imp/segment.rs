@@ -126,8 +126,8 @@ impl Segment {
         self.id
     }
 
-    /// The memfd to pass to a reader, which can map it read-only. The shared handle can be kept until it is sent. Unlike a `dup`, this cannot fail when fds are
-    /// exhausted.
+    /// The memfd to pass to a reader, which can map it read-only. The shared handle can be kept until it is sent.
+    /// Unlike a `dup`, this cannot fail when fds are exhausted.
     pub fn shared_fd(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.fd)
     }

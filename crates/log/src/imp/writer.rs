@@ -25,8 +25,8 @@ pub struct RecordRoom<'a> {
 }
 
 impl RecordRoom<'_> {
-    /// The first `len` bytes of the buffer, with pages allocated behind them. Use it for a source such as a terminal: if
-    /// the kernel cannot allocate a page during the read, a terminal discards the data, whereas a pipe keeps it.
+    /// The first `len` bytes of the buffer, with pages allocated behind them. Use it for a source such as a terminal:
+    /// if the kernel cannot allocate a page during the read, a terminal discards the data, whereas a pipe keeps it.
     pub fn backed(&mut self, len: usize) -> io::Result<&mut [u8]> {
         let len = len.min(self.buf.len());
         let part = &mut self.buf[..len];
