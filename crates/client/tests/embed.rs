@@ -18,7 +18,9 @@ use exec_server_client::{
     local::{Local, LocalConfig, embed},
     protocol::initialize::Ttl,
 };
-use tokio::runtime::Runtime;
+use tokio::{io::AsyncReadExt as _, runtime::Runtime};
+
+use testkit::{is_alive, wait_pid_gone};
 
 /// How the restarted program ends.
 const KILLED: &str = "killed";
@@ -69,21 +71,6 @@ fn sh(script: &str) -> Start {
     Start::new(["sh", "-c", script])
 }
 
-#[track_caller]
-fn wait_for(what: &str, mut is_true: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(20);
-    while !is_true() {
-        assert!(Instant::now() < end, "timed out waiting for: {what}");
-        std::thread::park_timeout(Duration::from_millis(5));
-    }
-}
-
-/// Whether a process is gone, or dead and not reaped yet.
-fn is_gone(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(')').is_none_or(|(_, rest)| rest.starts_with(" Z") || rest.starts_with(" X"))
-}
-
 /// All output of a process on stdout or its terminal.
 async fn stdout_of(process: &Process) -> String {
     let (mut events, mut all) = (process.events_after(0), Vec::new());
@@ -105,10 +92,7 @@ fn streams_stay_apart(runtime: &Runtime) {
         let process = local.client().start(sh("echo out; echo err >&2; exit 3")).await.expect("started");
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         let (mut out, mut err) = (process.stdout(), process.stderr());
-        let (read_out, read_err) = tokio::join!(
-            tokio::io::AsyncReadExt::read_to_end(&mut out, &mut stdout),
-            tokio::io::AsyncReadExt::read_to_end(&mut err, &mut stderr),
-        );
+        let (read_out, read_err) = tokio::join!(out.read_to_end(&mut stdout), err.read_to_end(&mut stderr));
         assert_eq!((read_out.expect("read"), read_err.expect("read")), (4, 4));
         assert_eq!((&stdout[..], &stderr[..]), (&b"out\n"[..], &b"err\n"[..]));
         assert_eq!(process.wait().await.expect("an exit").code, 3);
@@ -178,7 +162,7 @@ fn end_leaves_nothing(runtime: &Runtime) {
         let process = client.start(sh("sleep 1000 & exec sleep 1000")).await.expect("started");
         let pid = process.pid().expect("a process id");
         local.end().await;
-        assert!(is_gone(pid));
+        assert!(!is_alive(pid));
         let left = std::fs::read_dir(dir.path().join("state/sessions")).expect("the directory").count();
         assert_eq!(left, 0, "sessions are left");
         // A remaining client gets an error at once.
@@ -196,7 +180,7 @@ fn drop_leaves_processes(runtime: &Runtime) {
         drop(local);
         process.pid().expect("a process id")
     });
-    wait_for("the end of the process", || is_gone(pid));
+    wait_pid_gone(pid);
 }
 
 fn a_program_that_ends_leaves_nothing(_: &Runtime) {
@@ -204,7 +188,7 @@ fn a_program_that_ends_leaves_nothing(_: &Runtime) {
         let dir = tempfile::tempdir().expect("a directory");
         let (mut child, pid) = start_again(how, dir.path());
         assert!(child.wait().expect("reaped").success(), "{how}");
-        wait_for("the end of its process", || is_gone(pid));
+        wait_pid_gone(pid);
         let left = || std::fs::read_dir(dir.path()).expect("the directory").count();
         assert_eq!(left(), 0, "{how}: private directories are left");
     }
@@ -213,10 +197,10 @@ fn a_program_that_ends_leaves_nothing(_: &Runtime) {
 fn a_killed_program_leaves_no_process(_: &Runtime) {
     let dir = tempfile::tempdir().expect("a directory");
     let (mut child, pid) = start_again(KILLED, dir.path());
-    assert!(!is_gone(pid));
+    assert!(is_alive(pid));
     child.kill().expect("killed");
     child.wait().expect("reaped");
-    wait_for("the end of its process", || is_gone(pid));
+    wait_pid_gone(pid);
 }
 
 /// Starts this program again, and returns the pid of the process that it started.

@@ -1,18 +1,11 @@
 //! A flood of output for processes without a log takes no memory. The test runs in its own program, because memory is measured per program.
 
-use std::{env, fs, process::Command};
+use std::{env, process::Command};
 
 use exec_server_client::protocol::base64;
 use serde_json::json;
 
 use crate::{next, peer::CURRENT, running, settle};
-
-/// Resident memory of this program, in KiB.
-fn resident() -> usize {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches("kB").trim().parse().unwrap()
-}
 
 /// Set in the program that runs only this test.
 const ALONE: &str = "EXEC_SERVER_TEST_ALONE";
@@ -51,13 +44,14 @@ async fn flood() {
     // The first flood allocates the buffers that a connection keeps anyway.
     peer.raw(&flood).await;
     settle().await;
-    let before = resident();
-    let sent = 3 * flood.len() / 1024;
+    let memory = || testkit::resident(std::process::id(), "VmRSS") as usize;
+    let before = memory();
+    let sent = 3 * flood.len();
     for _ in 0..3 {
         peer.raw(&flood).await;
     }
     peer.output("p", 1, "one").await;
     assert_eq!(next(&mut process.events()).await, "out 1 one");
-    let grown = resident().saturating_sub(before);
-    assert!(grown < sent / 8, "{grown} KiB of {sent} KiB stayed");
+    let grown = memory().saturating_sub(before);
+    assert!(grown < sent / 8, "{grown} bytes of {sent} stayed");
 }
