@@ -209,7 +209,9 @@ impl LogModel {
             return ExpectedStep::Record { seq, offset: self.offset_of(seq), event: event.clone() };
         }
         let next = self.readable_from(seq);
-        let known = cursor.offset().unwrap_or(0);
+        // A cursor without an offset learns it on the way if the event before it can be read. Else its gap counts from the start.
+        let is_learned = seq > 1 && self.is_readable(seq - 1);
+        let known = cursor.offset().unwrap_or(if is_learned { self.offset_of(seq) } else { 0 });
         ExpectedStep::Gap { from_seq: seq, to_seq: next - 1, bytes: self.offset_of(next) - known }
     }
 }
@@ -651,6 +653,24 @@ fn a_long_log_survives_many_rotations_with_reuse_of_memory() {
     }
     world.finish();
     assert!(world.mappings.len() < 10, "memory was reused");
+}
+
+#[test]
+fn a_cursor_behind_a_readable_event_reports_the_gap_after_it_to_the_byte() {
+    let mut world = LogWorld::new();
+    let append = |count, len| LogOp::Append { count, len, stream: OutputStream::Stdout };
+    // The second segment goes, and the cursor is at its first event, behind the last event of the first segment.
+    world.apply(&append(24, RECORD_MAX));
+    let second = world.model.events.iter().position(|(id, _)| *id != world.model.segment_of(1)).unwrap();
+    world.apply(&append(24, RECORD_MAX));
+    world.apply(&LogOp::Spill);
+    world.apply(&LogOp::Spill);
+    world.cursors[0] = Cursor::after(second as u64);
+    world.apply(&LogOp::Remove { permille: 500 });
+    let gap = world.model.expect(&world.cursors[0]);
+    let second = world.model.segment_of(second as u64 + 1);
+    assert!(matches!(gap, ExpectedStep::Gap { bytes, .. } if bytes == world.model.bytes_in(second)), "{gap:?}");
+    world.finish();
 }
 
 #[test]
