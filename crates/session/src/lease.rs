@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!              handle_attach                    poll_expired(now >= since + ttl)
-//!   Detached ────────────────▶ Attached      Detached ───────────────▶ Expired (for good)
+//!   Detached ────────────────▶ Attached      Detached ───────────────▶ Expired (final)
 //!        ▲                        │
 //!        └──── handle_detach ─────┘          handle_attach with takeover: Attached ─▶ Attached, epoch + 1
 //! ```

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-/// Number of keys kept per process. At 64 bytes each, a full ledger takes about 260 KiB. An unused ledger takes no
+/// Number of keys kept per process. At 64 bytes each, a full ledger takes at least 256 KiB. An unused ledger takes no
 /// memory.
 pub const LEDGER_KEYS_MAX: usize = 4096;
 
@@ -74,10 +74,12 @@ impl StdinLedger {
     pub fn begin(&mut self, key: [u8; 16], total: u64, digest: Option<u32>) -> WriteBegin {
         if let Some(entry) = self.entry(key) {
             let known = entry.progress;
-            return match known {
-                known if !known.is_same(total, digest) => WriteBegin::Mismatch { total: known.total },
-                known if known.done == total => WriteBegin::Done,
-                known => WriteBegin::Continue { done: known.done },
+            return if !known.is_same(total, digest) {
+                WriteBegin::Mismatch { total: known.total }
+            } else if known.done == total {
+                WriteBegin::Done
+            } else {
+                WriteBegin::Continue { done: known.done }
             };
         }
         if self.entries.len() == LEDGER_KEYS_MAX

@@ -3,12 +3,13 @@
 //! The *owner* is the session that started the process. Output that it has not taken is kept while it is away. Every
 //! other reader is a *follower*. Output that a follower with a hold has not taken is kept as well.
 //!
-//! At its quota a process blocks until its output is taken, and normally only its owner takes. While the owner is
-//! detached, the followers stand in for it: the holder may drop output that all of them have taken. Only a follower
+//! At its quota a process blocks until its owner takes output. While the owner is detached, the followers stand in for
+//! it: the holder may drop output that all of them have taken. Only a follower
 //! that began before everything still retained can free the oldest output. A follower that began later (`attach` shows
 //! only the latest output) limits the others, like any slow reader, and frees nothing by itself.
 
-/// A number beyond every event number that will ever be assigned.
+/// A number beyond every event number that will ever be assigned. Half of the range, so that adding to it cannot
+/// overflow.
 const BEYOND_ALL: u64 = u64::MAX / 2;
 
 /// The position of a reader: the number of the last event it got, and the output bytes up to and including that event.
@@ -55,7 +56,7 @@ pub struct Retention {
     next_follower: u64,
     /// The result of the last `poll_followed` that had one.
     followed: u64,
-    /// When the log closed, on a clock that stands still while the owner is away or has not taken everything.
+    /// Since when the owner could have known that the log is closed; see [`closed_for_ns`](Self::closed_for_ns).
     closed_since_ns: Option<u64>,
 }
 
