@@ -92,7 +92,7 @@ impl<T> PendingCalls<T> {
         let mut state = self.state.lock();
         state.closed.get_or_insert(closed);
         let waiting = std::mem::take(&mut state.waiting);
-        // Dropping the senders wakes the calls. Do this after the reason is set and the lock is released.
+        // Dropping the senders wakes the calls, which then lock the state to read the reason. So unlock first.
         drop(state);
         drop(waiting);
     }
@@ -143,7 +143,7 @@ mod tests {
         assert!(matches!(pending.register(), Err(PendingError::Full { limit: 2 })));
         assert!(pending.complete(second.id(), "second"));
         assert!(pending.complete(first.id(), "first"));
-        assert!(!pending.complete(7, "nobody"));
+        assert!(!pending.complete(7, "unknown id"));
         assert_eq!((first.answer().await.unwrap(), second.answer().await.unwrap()), ("first", "second"));
     }
 
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_call_gives_its_place_free() {
+    fn a_dropped_call_frees_its_place() {
         let pending = PendingCalls::<()>::new(1);
         drop(pending.register().unwrap());
         assert_eq!(pending.len(), 0);

@@ -68,7 +68,7 @@ pub trait NotificationListener: Send + 'static {
         params: Option<&RawValue>,
     ) -> impl Future<Output = Result<(), CloseReason>> + Send;
 
-    /// Handles one frame of the `binary` dialect, in the same way. A server sends such frames only to a client that
+    /// Like `notification`, for one frame of the `binary` dialect. A server sends such frames only to a client that
     /// announced the dialect.
     fn frame(&mut self, message: Bytes) -> impl Future<Output = Result<(), CloseReason>> + Send;
 }
@@ -252,8 +252,8 @@ impl RawClient {
         }
     }
 
-    /// Sends a WebSocket ping ahead of everything that is queued. The peer's answer shows in
-    /// [`silent_for`](Self::silent_for).
+    /// Sends a WebSocket ping ahead of everything that is queued. The TCP acknowledgement of the peer's host shows in
+    /// [`silent_for`](Self::silent_for), the peer's pong in [`progress`](Self::progress).
     pub fn ping(&self) {
         self.shared.request_control_frame(|control_frames| control_frames.ping = true);
     }
@@ -382,6 +382,7 @@ impl WriterTask {
             tokio::select! {
                 biased;
                 () = self.shared.control_frames_changed.notified() => open = self.encode_control_frames(),
+                // If all senders are gone, this also sends a close frame.
                 outgoing = self.outgoing_rx.recv() => open = self.encode(outgoing.flatten()),
             }
             while open && self.outbox.len() < BATCH_BYTES {

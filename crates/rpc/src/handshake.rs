@@ -22,15 +22,15 @@ const GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 /// Why an upgrade failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// A part of the request contains a control character or space that would end the part early, or the path does not
-    /// start with a slash.
-    #[error("request part holds a control character: `{part}`")]
+    /// A part of the request contains a control character or a space that would end the part early, or the path does
+    /// not start with a slash.
+    #[error("host, path or header is not valid in the upgrade request: `{part}`")]
     InvalidRequest {
         /// The host, the path or the name of a header.
         part: String,
     },
     /// The stream failed, or ended before the response was complete.
-    #[error("exchange the upgrade")]
+    #[error("exchange the upgrade request and response")]
     Io(#[from] io::Error),
     /// The response is not HTTP, or its head is over 8 KiB.
     #[error("response is not an HTTP/1.1 head of at most 8 KiB")]
@@ -87,8 +87,8 @@ pub async fn connect(
 fn request(host: &str, path: &str, key: &str, headers: &[(&str, &str)]) -> Result<String, HandshakeError> {
     let plain = |text: &str| !text.bytes().any(|byte| byte.is_ascii_control());
     let one_word = |text: &str| plain(text) && !text.contains(' ');
-    for (part, fits) in [(host, one_word(host)), (path, one_word(path) && path.starts_with('/'))] {
-        if !fits {
+    for (part, is_valid) in [(host, one_word(host)), (path, one_word(path) && path.starts_with('/'))] {
+        if !is_valid {
             return Err(HandshakeError::InvalidRequest { part: part.escape_debug().to_string() });
         }
     }

@@ -26,7 +26,7 @@ const KEEP_BYTES: usize = 256 * 1024;
 /// exceeds it.
 const KEEP_BUSY_BYTES: usize = 1024 * 1024;
 
-/// From 64 KiB on, an encoded message is not copied into the buffer.
+/// From 64 KiB on, an encoded message that is sent unmasked is not copied into the buffer.
 const LARGE: usize = 64 * 1024;
 
 /// Bytes masked in one step: 16 KiB, which fits into the L1 cache.
@@ -108,11 +108,12 @@ impl Outbox {
             (None, Framing::WebSocket { role: WebSocketRole::Server, .. })
                 if (LARGE..=FRAME_MAX).contains(&head.len()) =>
             {
-                self.attached(Opcode::Text, false, &[], head.into());
+                let is_masked = false; // A server never masks.
+                self.frame_with_bytes(Opcode::Text, is_masked, &[], head.into());
             }
             (None, _) => self.encode(Opcode::Text, head.len(), |buf| buf.extend_from_slice(&head)),
             (Some(attached), Framing::WebSocket { role, .. }) if head.len() + attached.len() <= FRAME_MAX => {
-                self.attached(Opcode::Binary, role == WebSocketRole::Client, &head, attached);
+                self.frame_with_bytes(Opcode::Binary, role == WebSocketRole::Client, &head, attached);
             }
             (Some(attached), _) => self.binary(&head, &attached),
         }
@@ -130,7 +131,7 @@ impl Outbox {
     }
 
     /// Queues one frame. Attached bytes that are not masked are sent without a copy.
-    fn attached(&mut self, opcode: Opcode, masked: bool, head: &[u8], attached: Bytes) {
+    fn frame_with_bytes(&mut self, opcode: Opcode, masked: bool, head: &[u8], attached: Bytes) {
         if self.closing {
             return;
         }
@@ -174,7 +175,10 @@ impl Outbox {
                 let start = self.buf.len();
                 self.buf.reserve(hint + 1);
                 write(&mut self.buf);
-                debug_assert!(memchr::memchr(b'\n', &self.buf[start..]).is_none(), "a message on lines holds no LF");
+                debug_assert!(
+                    memchr::memchr(b'\n', &self.buf[start..]).is_none(),
+                    "a message in the `Lines` framing contains no LF"
+                );
                 self.buf.push(b'\n');
             }
             Framing::WebSocket { role, .. } => self.frames(opcode, role == WebSocketRole::Client, hint, write),
@@ -261,6 +265,7 @@ impl Outbox {
 
     fn advance(&mut self, mut count: usize) {
         while count > 0 {
+            // Bytes of `buf` before the next insert.
             let plain = self.inserts.front().map_or(self.buf.len(), |insert| insert.at) - self.sent;
             if plain > 0 {
                 let step = plain.min(count);
@@ -274,7 +279,7 @@ impl Outbox {
                     self.inserts.pop_front();
                 }
             } else {
-                debug_assert!(false, "a stream takes no more than it is given");
+                debug_assert!(false, "a stream accepts at most the bytes that it was given");
                 break;
             }
         }
@@ -376,7 +381,7 @@ impl MaskKeys {
             return key;
         }
         let mut bytes = [0; 256];
-        getrandom::fill(&mut bytes).expect("the kernel gives random bytes");
+        getrandom::fill(&mut bytes).expect("the kernel provides random bytes");
         let (keys, _) = bytes.as_chunks::<4>();
         self.left.extend_from_slice(keys);
         self.left.pop().expect("64 keys were just fetched")

@@ -156,27 +156,30 @@ impl Receiver {
         if let (Some(pooled), Some(header)) = (&mut self.pooled, &self.frame) {
             // Up to the end of the frame, so that the pooled buffer holds nothing else.
             let missing = header.len as usize - pooled.filled().len();
-            let count = self.reader.read(&mut pooled.spare()[..missing]).await?;
+            let count = self.reader.read(&mut pooled.unfilled()[..missing]).await?;
             pooled.fill(count);
             return Ok(count);
         }
-        let missing = match (&self.framing, &self.frame) {
+        let wanted = match (&self.framing, &self.frame) {
             // One byte over the limit and a CR are enough to see that a line is too long. A binary message has a longer
             // head. So never buffer more than `LINES_HEAD` bytes beyond the limit.
             (Framing::Lines { max }, _) => (max.saturating_add(LINES_HEAD) - self.buf.len()).min(self.room),
-            // Up to the end of a large frame, so that its buffer holds nothing else and leaves with it.
+            // Up to the end of a large frame, so that its buffer holds nothing else and leaves with it. The length fits
+            // a `usize`, because `check_header` has compared it with `max`.
             (Framing::WebSocket { .. }, Some(header)) => {
                 (header.len as usize - self.buf.len()).clamp(self.room, RESERVE_MAX.max(self.buf.len()))
             }
             (Framing::WebSocket { .. }, None) => self.room,
         };
         let spare = self.buf.capacity() - self.buf.len();
-        let missing = if spare >= missing.min(SPARE_MIN) { spare.min(missing) } else { missing };
-        self.buf.reserve(missing);
-        let count = self.reader.read_buf(&mut (&mut self.buf).limit(missing)).await?;
+        // Use the spare room of the buffer if that is enough for a read. Otherwise `reserve` allocates a new buffer.
+        let wanted = if spare >= wanted.min(SPARE_MIN) { spare.min(wanted) } else { wanted };
+        self.buf.reserve(wanted);
+        let count = self.reader.read_buf(&mut (&mut self.buf).limit(wanted)).await?;
         if count >= self.room {
             self.room = (self.room * 2).min(READ_MAX);
-        } else if missing >= self.room && count < self.room / 4 {
+        } else if wanted >= self.room && count < self.room / 4 {
+            // Only a read that had this much room can show that less is enough.
             self.room = (self.room / 2).max(READ_MIN);
         }
         Ok(count)
@@ -200,8 +203,8 @@ impl Receiver {
         taken
     }
 
-    /// Decodes a binary message in the `Lines` framing.
-    fn counted(&mut self, max: usize) -> Result<Option<InboundFrame>, CloseReason> {
+    /// Decodes a binary message in the `Lines` framing, which begins with its length.
+    fn binary_line(&mut self, max: usize) -> Result<Option<InboundFrame>, CloseReason> {
         let len = match *self.buf {
             [_, a, b, c, d, ..] => usize::try_from(u32::from_le_bytes([a, b, c, d])).unwrap_or(usize::MAX),
             _ => return Ok(None),
@@ -220,7 +223,7 @@ impl Receiver {
     fn line(&mut self, max: usize) -> Result<Option<InboundFrame>, CloseReason> {
         loop {
             if self.buf.first() == Some(&LINES_MARK) {
-                return self.counted(max);
+                return self.binary_line(max);
             }
             let line = match memchr::memchr(b'\n', &self.buf[self.scanned..]) {
                 Some(at) => {
@@ -257,11 +260,11 @@ impl Receiver {
                     else {
                         return Ok(None);
                     };
-                    self.check(&header, max)?;
+                    self.check_header(&header, max)?;
                     self.buf.advance(size);
                     if is_pooled(&header) && (self.buf.len() as u64) < header.len {
                         let mut pooled = PooledBuffer::with_room(BUFFER_BYTES);
-                        pooled.spare()[..self.buf.len()].copy_from_slice(&self.buf);
+                        pooled.unfilled()[..self.buf.len()].copy_from_slice(&self.buf);
                         pooled.fill(self.buf.len());
                         self.buf.clear();
                         self.pooled = Some(pooled);
@@ -269,7 +272,7 @@ impl Receiver {
                     *self.frame.insert(header)
                 }
             };
-            // `check` has compared it with `max`, which is a `usize`.
+            // `check_header` has compared it with `max`, which is a `usize`.
             let len = header.len as usize;
             if let Some(pooled) = &mut self.pooled {
                 if let Some(mask) = header.mask {
@@ -279,7 +282,8 @@ impl Receiver {
                 if self.scanned < len {
                     return Ok(None);
                 }
-                (self.frame, self.scanned) = (None, 0);
+                self.frame = None;
+                self.scanned = 0;
                 return Ok(self.pooled.take().map(|pooled| InboundFrame::Message(pooled.freeze())));
             }
             let arrived = self.buf.len().min(len);
@@ -300,7 +304,7 @@ impl Receiver {
     }
 
     /// Checks a header against the message in progress, before any of the payload is buffered.
-    fn check(&self, header: &FrameHeader, max: usize) -> Result<(), CloseReason> {
+    fn check_header(&self, header: &FrameHeader, max: usize) -> Result<(), CloseReason> {
         let before = match (header.opcode, &self.partial) {
             (Opcode::Continuation, None) => return Err(CloseReason::Protocol("continuation without a message")),
             (Opcode::Text | Opcode::Binary, Some(_)) => return Err(CloseReason::Protocol("message inside a message")),

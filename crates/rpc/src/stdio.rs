@@ -44,9 +44,9 @@ struct StdioDescriptor {
     fd: AsyncFd<OwnedFd>,
     /// A socket, whose open file description may be blocking. Other fds were reopened as nonblocking.
     is_socket: bool,
-    /// Whether a read was tried. A FIFO whose writers left before we opened it never becomes readable, so the first
+    /// A read was tried. A FIFO whose writers left before we opened it never becomes readable, so the first
     /// read does not wait for readiness.
-    tried: bool,
+    has_tried_read: bool,
 }
 
 impl StdioDescriptor {
@@ -60,21 +60,27 @@ impl StdioDescriptor {
             FileType::CharacterDevice if rustix::termios::isatty(fd) => reopen(fd, interest)?,
             _ => return Err(io::ErrorKind::Unsupported.into()),
         };
-        Ok(Self { fd: sys::register(fd, interest)?, is_socket, tried: false })
+        Ok(Self { fd: sys::register(fd, interest)?, is_socket, has_tried_read: false })
     }
 
     fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
-        let read = retry_on_intr(|| match self.is_socket {
-            true => rustix::net::recv(&self.fd, &mut *buf, RecvFlags::DONTWAIT).map(|(count, _)| count),
-            false => rustix::io::read(&self.fd, &mut *buf),
+        let read = retry_on_intr(|| {
+            if self.is_socket {
+                rustix::net::recv(&self.fd, &mut *buf, RecvFlags::DONTWAIT).map(|(count, _)| count)
+            } else {
+                rustix::io::read(&self.fd, &mut *buf)
+            }
         });
         Ok(read?)
     }
 
     fn try_write(&self, buf: &[u8]) -> io::Result<usize> {
-        let written = retry_on_intr(|| match self.is_socket {
-            true => rustix::net::send(&self.fd, buf, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
-            false => rustix::io::write(&self.fd, buf),
+        let written = retry_on_intr(|| {
+            if self.is_socket {
+                rustix::net::send(&self.fd, buf, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+            } else {
+                rustix::io::write(&self.fd, buf)
+            }
         });
         Ok(written?)
     }
@@ -91,8 +97,8 @@ fn reopen(fd: BorrowedFd<'_>, interest: Interest) -> io::Result<OwnedFd> {
 impl AsyncRead for StdioDescriptor {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        if !this.tried {
-            this.tried = true;
+        if !this.has_tried_read {
+            this.has_tried_read = true;
             match this.try_read(room(buf)) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 result => return Poll::Ready(result.map(|count| buf.advance(count))),
@@ -128,6 +134,7 @@ impl AsyncWrite for StdioDescriptor {
     }
 }
 
+/// The unfilled part of the buffer, at most [`READ_BYTES`] of it.
 fn room<'a>(buf: &'a mut ReadBuf<'_>) -> &'a mut [u8] {
     buf.initialize_unfilled_to(buf.remaining().min(READ_BYTES))
 }
@@ -143,7 +150,8 @@ mod tests {
         rustix::fs::fcntl_getfl(fd).unwrap().contains(OFlags::NONBLOCK)
     }
 
-    async fn check(near: OwnedFd, far: OwnedFd) {
+    /// Sends 3 MB from `near` to `far`.
+    async fn check_transfer(near: OwnedFd, far: OwnedFd) {
         let mut output = StdioDescriptor::open(near.as_fd(), Interest::WRITABLE).unwrap();
         let mut input = StdioDescriptor::open(far.as_fd(), Interest::READABLE).unwrap();
         assert!(!is_nonblocking(&near) && !is_nonblocking(&far), "the shared open files keep their flags");
@@ -163,24 +171,24 @@ mod tests {
         );
         assert!(received == expected);
         drop((output, near));
-        assert_eq!(input.read(&mut [0; 8]).await.unwrap(), 0, "the end comes when every writer is gone");
+        assert_eq!(input.read(&mut [0; 8]).await.unwrap(), 0, "EOF comes when every writer has closed");
     }
 
     #[tokio::test]
     async fn pipes_are_read_and_written_without_touching_their_flags() {
         let (far, near) = pipe::pipe_with(pipe::PipeFlags::CLOEXEC).unwrap();
-        check(near, far).await;
+        check_transfer(near, far).await;
     }
 
     #[tokio::test]
     async fn sockets_are_read_and_written_without_touching_their_flags() {
         let kind = net::SocketType::STREAM;
         let (near, far) = net::socketpair(net::AddressFamily::UNIX, kind, net::SocketFlags::CLOEXEC, None).unwrap();
-        check(near, far).await;
+        check_transfer(near, far).await;
     }
 
     #[tokio::test]
-    async fn a_pipe_whose_writer_left_before_gives_its_bytes_and_then_the_end() {
+    async fn a_pipe_whose_writer_closed_before_the_open_yields_its_bytes_and_then_eof() {
         let (far, near) = pipe::pipe_with(pipe::PipeFlags::CLOEXEC).unwrap();
         rustix::io::write(&near, b"last").unwrap();
         drop(near);
@@ -213,7 +221,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_is_left_to_the_blocking_thread() {
+    async fn files_and_devices_are_left_to_the_blocking_thread() {
         let file = rustix::fs::memfd_create("file", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         assert!(StdioDescriptor::open(file.as_fd(), Interest::READABLE).is_err());
         let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();

@@ -16,7 +16,7 @@ use crate::TcpProbe;
 pub struct ByteStream {
     pub reader: Box<dyn AsyncRead + Send + Unpin>,
     pub writer: Box<dyn AsyncWrite + Send + Unpin>,
-    /// Information of the kernel about the peer. TCP only.
+    /// The kernel's information about the peer. TCP only.
     pub probe: Option<TcpProbe>,
     /// Bytes that the handshake has read past its end. They come before those of `reader`.
     pub leftover: BytesMut,
@@ -37,7 +37,7 @@ impl ByteStream {
 
 impl fmt::Debug for ByteStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stream")
+        f.debug_struct("ByteStream")
             .field("probe", &self.probe)
             .field("leftover", &self.leftover.len())
             .finish_non_exhaustive()

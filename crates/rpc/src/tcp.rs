@@ -59,7 +59,7 @@ impl From<TcpStream> for ByteStream {
     }
 }
 
-/// The reading half. Tokio's own halves hide the socket from [`TcpProbe`], these share it. There is exactly one half
+/// The reading half. Tokio's own halves hide the socket from [`TcpProbe`]; these share it. There is exactly one half
 /// per direction, because each direction of the socket has only one waker.
 struct TcpReadHalf(Arc<TcpStream>);
 

@@ -14,7 +14,7 @@ use url::{ParseError, Url};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.what())]
 pub enum InvalidUrl {
-    /// `url` would remove such characters without an error.
+    /// A control character, or a space at the end. `url` would remove them without an error.
     Character,
     User,
     Host,
@@ -26,7 +26,7 @@ pub enum InvalidUrl {
 pub struct UrlParts {
     /// The decoded name of the user.
     pub user: Option<String>,
-    /// An address in brackets, or a name. An IPv4 address is a name.
+    /// A name, or an IPv6 address in brackets. An IPv4 address counts as a name, so `127.1` stays as it is.
     pub host: Host,
     pub port: Option<u16>,
     /// Percent-encoded. Empty, or begins with a slash.
@@ -59,7 +59,7 @@ impl UrlParts {
         }
         Ok(Self {
             user: Some(user.ok_or(InvalidUrl::User)?).filter(|user| !user.is_empty()),
-            host: url.host().filter(is_host).ok_or(InvalidUrl::Host)?.to_owned(),
+            host: url.host().filter(is_safe_host).ok_or(InvalidUrl::Host)?.to_owned(),
             port: url.port(),
             path: url.path().to_owned(),
             query: url.query().map(str::to_owned),
@@ -72,16 +72,17 @@ impl InvalidUrl {
     #[must_use]
     pub const fn what(self) -> &'static str {
         match self {
-            Self::Character => "the address has a control character, or a blank at its end",
-            Self::User => "the user is empty, or has a password",
+            Self::Character => "the address contains a control character or ends with a space",
+            Self::User => "the user name is empty, has a password or is not percent-encoded UTF-8",
             Self::Host => "the host is neither a name nor an address",
             Self::Port => "the port is not a number below 65536",
         }
     }
 }
 
-/// Whether a name is safe as an argument of a program and in a header.
-fn is_host(host: &Host<&str>) -> bool {
+/// Whether a host is safe as an argument of a program and in a header: a name cannot look like an option, and has no
+/// character with a special meaning.
+fn is_safe_host(host: &Host<&str>) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
     match host {
         Host::Domain(name) => !name.is_empty() && !name.starts_with('-') && name.bytes().all(is_plain),

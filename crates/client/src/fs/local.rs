@@ -285,11 +285,11 @@ impl ReadAt for LocalFile {
         };
         Box::pin(async move {
             let mut bytes = PooledBuffer::with_room(len);
-            if let Some(read) = file.read_block_now(&mut bytes.spare()[..len], offset) {
+            if let Some(read) = file.read_block_now(&mut bytes.unfilled()[..len], offset) {
                 return Ok(block(bytes, read));
             }
             let read = move |cancel: &Cancel| {
-                let read = file.read_block(&mut bytes.spare()[..len], offset, holes, cancel)?;
+                let read = file.read_block(&mut bytes.unfilled()[..len], offset, holes, cancel)?;
                 Ok(block(bytes, read))
             };
             blocking("read", self.file.path().to_owned(), read).await

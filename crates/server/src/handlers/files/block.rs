@@ -73,11 +73,11 @@ async fn read_block(
         (wire::ReadBlockResult { chunk, eof: block.eof, hole }, attached)
     };
     // If the block is in the page cache, read it here, without a worker thread.
-    if is_attached && let Some(block) = read.read_block_now(&mut bytes.spare()[..len], offset) {
+    if is_attached && let Some(block) = read.read_block_now(&mut bytes.unfilled()[..len], offset) {
         return Ok(result(bytes, block));
     }
     let work = move |cancel: &Cancel| {
-        let block = read.read_block(&mut bytes.spare()[..len], offset, holes, cancel)?;
+        let block = read.read_block(&mut bytes.unfilled()[..len], offset, holes, cancel)?;
         Ok(result(bytes, block))
     };
     let block = request.work(None, work).await;
