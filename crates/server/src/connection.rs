@@ -66,17 +66,17 @@ const REVOKED_CLOSE_WITHIN: Duration = Duration::from_millis(500);
 /// Close code for a peer whose grant has ended.
 const ACCESS_ENDED: u16 = 4001;
 
-/// Close code for a peer that is closed because the server is short of memory for received messages.
+/// Close code for a connection that is shed because received messages exceed the memory budget.
 const TRY_AGAIN_LATER: u16 = 1013;
 
 /// How long a peer may take to close its side after the close frame.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Requests up to this size (4 KiB) are not counted by their bytes.
+/// Bytes of a request up to this size (4 KiB) are not counted, except for stdin.
 const SMALL_BYTES: usize = 4 << 10;
 
-/// stdin data up to this size (64 KiB) is copied out of the receive buffer. A write may wait long for its process, and
-/// a slice would keep the whole buffer alive, which is not counted.
+/// stdin data up to this size (64 KiB) is copied out of the receive buffer. A write may wait long for its process. A
+/// slice would keep the whole buffer alive, but only the bytes of the request are counted.
 const COPIED_BYTES: usize = 64 << 10;
 
 /// The shared part of a connection: how to send to it, see whether it is alive, and end it.
@@ -164,11 +164,13 @@ pub(crate) struct Connection {
     ends_session: bool,
     /// How long the close may take.
     close_within: Duration,
-    /// The framing is WebSocket: frames can contain any bytes, and because of the pings a live peer sends something.
+    /// The framing is WebSocket: messages can have attached bytes, and a live peer answers pings.
     pub(crate) has_frames: bool,
-    /// When the peer was last checked, and since when the checks have been uninterrupted. If the server itself was
-    /// paused (a stopped process, a suspended machine), it must not mistake its own pause for silence of the peer.
-    watched: (Instant, Instant),
+    /// When the peer was last checked.
+    last_check: Instant,
+    /// Since when the checks have been uninterrupted. If the server itself was paused (a stopped process, a suspended
+    /// machine), it must not mistake its own pause for silence of the peer.
+    watched_since: Instant,
     tasks: FuturesUnordered<RequestFuture>,
     /// The connection's share of the server's budget for received messages.
     share: Arc<BudgetShare>,
@@ -210,7 +212,8 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         ends_session,
         close_within: CLOSE_WITHIN,
         has_frames: matches!(framing, Framing::WebSocket { .. }),
-        watched: (Instant::now(), Instant::now()),
+        last_check: Instant::now(),
+        watched_since: Instant::now(),
         tasks: FuturesUnordered::new(),
         share,
     };
@@ -233,7 +236,8 @@ impl Connection {
         let mut tick = tokio::time::interval(self.core.config.ping_every / 3);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let peer = self.peer.clone();
-        let (mut grant, share) = (self.grant.clone(), self.share.clone());
+        let mut grant = self.grant.clone();
+        let share = self.share.clone();
         loop {
             self.core.incoming.settle(&share, receiver.buffered());
             let inbound = async {
@@ -249,7 +253,7 @@ impl Connection {
                 () = share.shed.notified() => return Some(TRY_AGAIN_LATER),
                 inbound = inbound => match inbound {
                     Ok(InboundFrame::Message(message)) => self.handle(message).await,
-                    Ok(InboundFrame::Ping(payload)) => peer.outgoing.pong(payload),
+                    Ok(InboundFrame::Ping(payload)) => peer.outgoing.enqueue_pong(payload),
                     Ok(InboundFrame::Pong(_)) => {}
                     Err(closed) => {
                         tracing::debug!(peer = %self.peer.label, %closed, "connection ended");
@@ -258,8 +262,8 @@ impl Connection {
                     }
                 },
                 // Ignore the returned instant: it is the time at which the tick was due, which may be long ago.
-                _ = tick.tick() => if self.is_dead(Instant::now(), probe.as_ref()) {
-                    tracing::info!(peer = %self.peer.label, "no sign of life; the connection is dropped and its session waits");
+                _ = tick.tick() => if self.ping_or_find_dead(Instant::now(), probe.as_ref()) {
+                    tracing::info!(peer = %self.peer.label, "no sign of life from the peer; dropping the connection and detaching its session");
                     self.core.metrics.dead_peers.inc();
                     return None;
                 },
@@ -279,24 +283,23 @@ impl Connection {
 
     /// Pings a quiet peer. Returns true if both the peer and its TCP have been silent for too long. While the server is
     /// sending, the peer may just be slow.
-    fn is_dead(&mut self, now: Instant, probe: Option<&TcpProbe>) -> bool {
-        let (looked, mut since) = self.watched;
-        if now.duration_since(looked) >= self.core.config.ping_every {
-            since = now;
+    fn ping_or_find_dead(&mut self, now: Instant, probe: Option<&TcpProbe>) -> bool {
+        if now.duration_since(self.last_check) >= self.core.config.ping_every {
+            self.watched_since = now;
         }
-        self.watched = (now, since);
-        let silent = now.duration_since(self.peer.last_received().min(now));
+        self.last_check = now;
+        let silent = now.duration_since(self.peer.last_received());
         if silent >= self.core.config.ping_every && !self.peer.outgoing.is_flushing() {
-            self.peer.outgoing.ping();
+            self.peer.outgoing.enqueue_ping();
         }
         let limit = self.core.config.dead_after;
-        let silent = silent.min(now.duration_since(since));
-        let tcp_silent = match probe.and_then(TcpProbe::last_ack_ms) {
+        let watched_silent = silent.min(now.duration_since(self.watched_since));
+        let is_tcp_silent = match probe.and_then(TcpProbe::last_ack_ms) {
             Some(ms) => Duration::from_millis(u64::from(ms)) >= limit,
             None => !self.peer.outgoing.is_flushing(),
         };
         // Newline framing has no ping, so silence says nothing about the peer.
-        self.has_frames && silent >= limit && tcp_silent
+        self.has_frames && watched_silent >= limit && is_tcp_silent
     }
 
     async fn end(mut self, code: Option<u16>, mut receiver: Receiver, mut pump: JoinSet<io::Result<()>>) {
@@ -315,8 +318,8 @@ impl Connection {
         if let Some(code) = code {
             self.peer.outgoing.close(code, "");
         }
-        // Read and discard what still arrives. Closing a socket with unread input resets it, and a peer that is still
-        // sending would lose the last messages.
+        // Read and discard what still arrives, both while the pump flushes and until the peer has closed its side.
+        // Closing a socket with unread input resets it, and a peer that is still sending would lose the last messages.
         let closing = async {
             tokio::select! {
                 biased;
@@ -325,7 +328,7 @@ impl Connection {
             }
             tokio::time::timeout(LINGER, discard(&mut receiver, &self.core.incoming, &self.share)).await.unwrap_or(());
         };
-        // Do not wait longer for a peer that does not read.
+        // Do not wait forever for a peer that does not read.
         if tokio::time::timeout(self.close_within, closing).await.is_err() {
             pump.shutdown().await;
         }
@@ -336,7 +339,8 @@ impl Connection {
 
     /// Writes an audit record about this peer.
     pub(crate) fn record(&self, record: AuditRecord) {
-        let (principal, peer) = (Some(self.grant.principal().to_string()), Some(self.peer.label.to_string()));
+        let principal = Some(self.grant.principal().to_string());
+        let peer = Some(self.peer.label.to_string());
         self.core.config.audit.record(AuditRecord { principal, peer, ..record });
     }
 
@@ -354,7 +358,7 @@ impl Connection {
     }
 
     /// Splits a message into its JSON and its attached bytes, if the peer may attach bytes.
-    fn detach<'a>(&self, bytes: &'a Bytes) -> (&'a [u8], Option<Bytes>) {
+    fn split_attached<'a>(&self, bytes: &'a Bytes) -> (&'a [u8], Option<Bytes>) {
         match message::detach(bytes) {
             (json, Some(attached)) if self.peer.capabilities().attached => (json, Some(bytes.slice_ref(attached))),
             _ => (bytes, None),
@@ -365,7 +369,7 @@ impl Connection {
         if bytes.first() == Some(&frame::WRITE_MARK) && self.peer.capabilities().binary {
             return self.handle_write(&bytes).await;
         }
-        let (json, attached) = self.detach(&bytes);
+        let (json, attached) = self.split_attached(&bytes);
         match message::decode(json) {
             Ok(Incoming::Request { id, method, params, trace }) => {
                 let Some(found) = Method::find(&method) else {
@@ -376,7 +380,7 @@ impl Connection {
                     let span = reply.span().clone();
                     return handlers::initialize(self, params, reply).instrument(span).await;
                 }
-                if let Err(failure) = self.admit(found) {
+                if let Err(failure) = self.check_unanswered(found) {
                     return self.fail(&id, &failure);
                 }
                 let reply = self.reply(found, id, trace.as_ref());
@@ -392,8 +396,11 @@ impl Connection {
 
     /// Answers a message that cannot be decoded. The text names the framing because peers compare it.
     fn fail_malformed(&self, error: &dyn std::error::Error) {
-        let (is_websocket, label) = (self.has_frames, self.peer.label.to_string());
-        let failure = Failure::Malformed { is_websocket, label, reason: error.to_string() };
+        let failure = Failure::Malformed {
+            is_websocket: self.has_frames,
+            label: self.peer.label.to_string(),
+            reason: error.to_string(),
+        };
         self.fail(&message::MALFORMED_ID, &failure);
     }
 
@@ -405,7 +412,7 @@ impl Connection {
         };
         let id = RequestId::Number(head.id);
         let method = Method::ProcessWrite;
-        if let Err(failure) = self.admit(method) {
+        if let Err(failure) = self.check_unanswered(method) {
             return self.fail(&id, &failure);
         }
         let reply = self.reply(method, id, None);
@@ -435,15 +442,16 @@ impl Connection {
         self.peer.outgoing.enqueue_answer(EncodedMessage::text(out));
     }
 
-    /// Bounds a connection's unanswered requests. Control requests have a higher bound, so that they still get through.
-    fn admit(&self, method: Method) -> Result<(), Failure> {
+    /// Fails if the connection has too many unanswered requests. Control requests have a higher bound, so that they
+    /// still get through.
+    fn check_unanswered(&self, method: Method) -> Result<(), Failure> {
         let most = match method.info().class {
             Class::Inline => return Ok(()),
             Class::Ordered => limits::REQUESTS_UNANSWERED,
             Class::Control => 2 * limits::REQUESTS_UNANSWERED,
         };
         if self.peer.outgoing.outstanding() >= most {
-            return Err(Failure::Overloaded { what: "requests" });
+            return Err(Failure::Overloaded { what: "unanswered requests on this connection" });
         }
         Ok(())
     }
@@ -456,12 +464,13 @@ impl Connection {
         bytes: usize,
         call: impl FnOnce(handlers::RequestContext, Reply) -> Option<RequestFuture>,
     ) {
-        // A request may keep all its bytes until it is answered. Small requests are bounded by their number and not
-        // counted. stdin is always counted: after a large write was refused, a later small one must not be
-        // accepted.
+        // A request may keep all its bytes until it is answered. The bytes of small requests are not counted, because
+        // their number is bounded. stdin is always counted: after a large write was refused, a later small one must not
+        // be accepted.
         let info = method.info();
         let reply = match info.class {
-            Class::Ordered if bytes > SMALL_BYTES || info.scope == Some(Scope::Stdin) => match reply.park(bytes) {
+            Class::Ordered if bytes > SMALL_BYTES || info.scope == Some(Scope::Stdin) => match reply.count_bytes(bytes)
+            {
                 Ok(reply) => reply,
                 Err((reply, failure)) => return reply.fail(&failure),
             },
@@ -473,7 +482,8 @@ impl Connection {
         };
         // The only place where scopes are checked: no handler gets a request that its principal may not make.
         if let Some(scope) = self.grant.missing_scope(info) {
-            let (principal, method) = (self.grant.principal().to_string(), info.name);
+            let principal = self.grant.principal().to_string();
+            let method = info.name;
             let reason = Some(format!("lacks {}", scope.as_str()));
             self.record(AuditRecord { method: Some(method), reason, ..AuditRecord::of("request.deny") });
             return reply.fail(&Failure::LacksScope { principal, method, scope: scope.as_str() });
@@ -494,7 +504,7 @@ impl Connection {
     }
 
     /// Builds the handler's context after the gates: `initialize` received, session not taken over, `initialized`
-    /// received.
+    /// received. The first `command/*` request of a connection without a handshake creates the implicit session.
     fn context(&mut self, method: Method) -> Result<handlers::RequestContext, Failure> {
         let session = match (&self.stage, method.info().family.gate_word()) {
             (HandshakeStage::Fresh, None) => {
@@ -535,7 +545,7 @@ impl Connection {
                 }
             }
             Some(Notification::HttpAck) => {
-                // As for `process/ack`.
+                // As for `process/ack`: no effect if it is invalid or unknown.
                 if let (HandshakeStage::Confirmed(_), Ok(ack)) =
                     (&self.stage, message::params::<http::AckParams>(params))
                 {

@@ -74,7 +74,7 @@ pub(crate) enum Failure {
     SandboxNeedsCwd { what: String },
     #[error("process {id} takes no input: it has neither a terminal nor an open stdin")]
     NoStdin { id: String },
-    #[error("too many requests wait on this connection: {what}")]
+    #[error("too many {what}")]
     Overloaded { what: &'static str },
     #[error("limit reached: {most} {what}; end some and try again")]
     TooMany { what: &'static str, most: usize },

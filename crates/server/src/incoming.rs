@@ -1,9 +1,9 @@
 //! The server's budget for received bytes: messages of all connections that are not processed yet.
 //!
-//! Each connection may hold a whole message, so a hundred connections could exhaust the memory. Beyond the budget the
-//! connection that holds the most is closed with 1013. This loses nothing: its client reconnects and repeats the
-//! requests without an answer. A request that would have to wait is answered with `overloaded`. A connection that holds
-//! little is never closed.
+//! Each connection may hold a whole message, so a hundred connections could exhaust the memory. If the received bytes
+//! exceed the budget, the connection that holds the most is closed with 1013. This loses nothing: its client reconnects
+//! and repeats the requests without an answer. A request whose bytes do not fit until it is answered fails with
+//! `overloaded`. A connection that holds little is never closed.
 
 use std::{
     collections::BTreeMap,
@@ -16,8 +16,8 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// A connection that holds less is never closed for the budget. A bit more than one read.
-const SHED_LEAST: usize = 1 << 20;
+/// A connection that holds less than 1 MiB is never closed for the budget: closing it would free next to nothing.
+const SHED_MIN_BYTES: usize = 1 << 20;
 
 /// The budget of all connections.
 #[derive(Debug, Default)]
@@ -72,22 +72,22 @@ impl IncomingBudget {
     /// Sets the bytes that a connection holds now.
     pub(crate) fn settle(&self, share: &BudgetShare, bytes: usize) {
         let before = share.bytes.swap(bytes, Ordering::Relaxed);
-        // Both operations wrap, so this also subtracts.
+        // Atomic additions wrap around, so this also subtracts.
         self.total.fetch_add(bytes.wrapping_sub(before), Ordering::Relaxed);
     }
 
-    /// Reserves bytes for a request that has to wait. Returns false, and reserves nothing, if they do not fit.
-    pub(crate) fn park(&self, bytes: usize) -> bool {
+    /// Reserves bytes for a request until it is answered. Returns false, and reserves nothing, if they do not fit.
+    pub(crate) fn reserve(&self, bytes: usize) -> bool {
         let before = self.total.fetch_add(bytes, Ordering::Relaxed);
         let fits = self.max == 0 || before + bytes <= self.max;
         if !fits {
-            self.unpark(bytes);
+            self.release(bytes);
         }
         fits
     }
 
-    /// Releases the bytes of `park`.
-    pub(crate) fn unpark(&self, bytes: usize) {
+    /// Releases the bytes of `reserve`.
+    pub(crate) fn release(&self, bytes: usize) {
         self.total.fetch_sub(bytes, Ordering::Relaxed);
     }
 
@@ -95,17 +95,17 @@ impl IncomingBudget {
     fn shed(&self, total: usize) {
         let shares = self.shares.lock();
         let held = |share: &&Arc<BudgetShare>| share.bytes.load(Ordering::Relaxed);
-        let going: usize = shares.values().filter(|share| share.is_shed()).map(|share| held(&share)).sum();
-        if total.saturating_sub(going) <= self.max {
+        let leaving: usize = shares.values().filter(|share| share.is_shed()).map(|share| held(&share)).sum();
+        if total.saturating_sub(leaving) <= self.max {
             return;
         }
         if let Some(largest) = shares.values().filter(|share| !share.is_shed()).max_by_key(held)
-            && held(&largest) >= SHED_LEAST
+            && held(&largest) >= SHED_MIN_BYTES
         {
             tracing::warn!(
                 total,
                 held = held(&largest),
-                "too many bytes of incoming messages; closing the connection with the largest"
+                "received messages exceed the memory budget; closing the connection that holds the most"
             );
             largest.is_shed.store(true, Ordering::Relaxed);
             largest.shed.notify_one();
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn over_the_budget_the_largest_goes_and_only_as_many_as_must() {
+    fn over_the_budget_only_as_many_connections_are_closed_as_needed_largest_first() {
         let incoming = IncomingBudget::new(10 << 20);
         let shares: Vec<_> = (0..4).map(|id| incoming.join(id)).collect();
         incoming.grow(&shares[0], 2 << 20);
@@ -133,9 +133,12 @@ mod tests {
         incoming.grow(&shares[2], 3 << 20);
         assert!(shares.iter().all(|share| !share.is_shed()));
         incoming.grow(&shares[3], 1);
-        assert!(shares[1].is_shed(), "the largest");
+        assert!(shares[1].is_shed(), "the largest connection is closed");
         incoming.grow(&shares[3], 4 << 20);
-        assert!(!shares[0].is_shed() && !shares[2].is_shed() && !shares[3].is_shed(), "its bytes are as good as gone");
+        assert!(
+            !shares[0].is_shed() && !shares[2].is_shed() && !shares[3].is_shed(),
+            "the bytes of the closed connection no longer count"
+        );
         incoming.grow(&shares[1], 1 << 30);
         incoming.leave(&shares[1]);
         assert_eq!(incoming.total.load(Ordering::Relaxed), (9 << 20) + 1);
@@ -144,14 +147,14 @@ mod tests {
     }
 
     #[test]
-    fn small_ones_are_never_closed_and_waiting_requests_are_counted() {
+    fn connections_that_hold_little_are_never_closed_and_reserved_bytes_count() {
         let incoming = IncomingBudget::new(4 << 20);
         let shares: Vec<_> = (0..100).map(|id| incoming.join(id)).collect();
         shares.iter().for_each(|share| incoming.grow(share, 64 << 10));
         assert!(shares.iter().all(|share| !share.is_shed()));
         shares.iter().for_each(|share| incoming.settle(share, 0));
-        assert!(incoming.park(3 << 20) && !incoming.park(2 << 20) && incoming.park(1 << 20));
-        incoming.unpark(4 << 20);
+        assert!(incoming.reserve(3 << 20) && !incoming.reserve(2 << 20) && incoming.reserve(1 << 20));
+        incoming.release(4 << 20);
         assert_eq!(incoming.total.load(Ordering::Relaxed), 0);
     }
 }

@@ -123,7 +123,7 @@ fn the_log_of_a_process_whose_holder_died_is_printed_whole_and_is_no_success() {
     let output = Home::new().run(&["logs", "--connect", server.url(), "big"]);
     let said = text(&output.stderr);
     assert_eq!((output.status.code(), output.stdout.len()), (Some(255), LARGE), "{said}");
-    assert!(said.contains("the holder of this process is gone"), "{said}");
+    assert!(said.contains("the holder of this process died"), "{said}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! V0's `command/*`: its handlers, based on the same processes as `process/*`, and its notifications.
+//! V0's `command/*`: its handlers and notifications. It uses the same processes as `process/*`.
 
-use std::{path::Path, time::Duration};
+use std::path::Path;
 
 use exec_server_holder::control::{OverflowPolicy, StartSpec};
 use exec_server_log::OutputStream;
@@ -77,7 +77,7 @@ pub(crate) async fn terminate(context: RequestContext, params: command::Terminat
         Some(process) => {
             let record = AuditRecord { pid: Some(process.pid), ..AuditRecord::of("process.terminate") };
             context.record(&context.session, Some(id), record);
-            let ended = terminate_running(&process, None::<Duration>).await;
+            let ended = terminate_running(&process, None).await;
             context.session.hide(&process);
             match ended {
                 Some(result) => result.running,

@@ -1,9 +1,9 @@
 //! Everything that the server does only for clients of older protocol generations.
 //!
 //! The reference implementation defined three generations: V0 (`command/*`, no handshake, no sessions), S and H
-//! (`process/*`, sessions, no acknowledgements). Such a client announces no capabilities, and some of them compare error
-//! texts and codes. The rest of the server knows only [`ClientRules`], [`Dialect`] and the flow policy of a feed; it
-//! does not know which generation a rule is for.
+//! (`process/*`, sessions, no acknowledgements). Such clients announce no capabilities, and some compare error texts
+//! and codes. The rest of the server knows only [`ClientRules`], [`Dialect`] and the flow policy of a feed; it does not
+//! know which generation a rule is for.
 //!
 //! Texts that clients of the reference compare, and which therefore must not change: the `#[error]` texts of
 //! [`Failure`] for a request before `initialize` or `initialized`, for a malformed message, for unknown and attached

@@ -17,7 +17,7 @@ use exec_server_protocol::limits;
 use exec_server_session::LogPosition;
 use tokio::time::Instant;
 
-/// If a polling reader holds pushes back this long without a read in flight, pushing resumes.
+/// If pushing has paused this long for a polling reader without a read in flight, pushing resumes.
 const POLLED_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How many more bytes are sent before output is released again.
@@ -58,8 +58,8 @@ pub(crate) enum ReadEffect {
 }
 
 impl UnackedFlow {
-    /// `awaited_until`: the client has resumed, and pushing waits until then for its first read. `sent`: the offset
-    /// where the feed begins.
+    /// `awaited_until`: set if the client has resumed; pushing waits for its first read, at most until then. `sent`:
+    /// the offset where the feed begins.
     pub(crate) fn new(awaited_until: Option<Instant>, sent: u64) -> Self {
         let mode = awaited_until.map_or(UnackedMode::Pushed, |until| UnackedMode::Awaiting { until });
         Self { mode, reads: 0, reads_in_flight: 0, released_at: sent }
@@ -91,14 +91,15 @@ impl UnackedFlow {
             UnackedMode::Awaiting { .. } => true,
             UnackedMode::Pushed => false,
             UnackedMode::Polled { base, held_since } => {
-                let held = sent.saturating_sub(base.offset) >= limits::UNREAD_BYTES;
-                *held_since = held.then(|| held_since.unwrap_or(now));
-                held
+                let is_held = sent.saturating_sub(base.offset) >= limits::UNREAD_BYTES;
+                *held_since = is_held.then(|| held_since.unwrap_or(now));
+                is_held
             }
         }
     }
 
-    /// `oldest` is the first position that may still be unread.
+    /// Handles a read of the owner. It polls if it waits for output (`waits`) or if it is not the first one. `oldest`
+    /// is the first position that may still be unread.
     pub(crate) fn handle_read_begun(&mut self, waits: bool, oldest: LogPosition) {
         self.reads += 1;
         self.reads_in_flight += 1;
@@ -108,19 +109,24 @@ impl UnackedFlow {
         }
     }
 
-    /// Handles the answer to a read of everything after `seq`: the reader has taken what is before, and `last` is the
-    /// last position it has now.
-    pub(crate) fn handle_read_answered(&mut self, seq: u64, offset: Option<u64>, last: LogPosition) -> ReadEffect {
+    /// Handles the answer to a read of everything after `after_seq`, which begins at output byte `after_offset` if that
+    /// is known. The reader has taken everything before, and with the answer it has everything up to `last`.
+    pub(crate) fn handle_read_answered(
+        &mut self,
+        after_seq: u64,
+        after_offset: Option<u64>,
+        last: LogPosition,
+    ) -> ReadEffect {
         self.reads_in_flight = self.reads_in_flight.saturating_sub(1);
         match self.mode {
             UnackedMode::Awaiting { .. } => {
-                let base = LogPosition { seq, offset: offset.unwrap_or(last.offset) };
+                let base = LogPosition { seq: after_seq, offset: after_offset.unwrap_or(last.offset) };
                 let polled = UnackedMode::Polled { base, held_since: None };
                 self.mode = if self.reads > 1 { polled } else { UnackedMode::Pushed };
                 ReadEffect::ContinueAfter(last)
             }
-            UnackedMode::Polled { base, .. } if seq > base.seq => {
-                let base = LogPosition { seq, offset: offset.unwrap_or(base.offset) };
+            UnackedMode::Polled { base, .. } if after_seq > base.seq => {
+                let base = LogPosition { seq: after_seq, offset: after_offset.unwrap_or(base.offset) };
                 self.mode = UnackedMode::Polled { base, held_since: None };
                 ReadEffect::Taken(base)
             }

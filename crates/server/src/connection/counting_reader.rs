@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 use super::Peer;
 use crate::{core::Core, incoming::BudgetShare};
 
-/// Notes when bytes arrive, so that a large message that arrives slowly counts as a sign of life.
+/// A large message that arrives slowly counts as a sign of life before it is complete.
 pub(super) struct CountingReader {
     pub(super) reader: Box<dyn AsyncRead + Send + Unpin>,
     pub(super) peer: Arc<Peer>,
@@ -24,10 +24,11 @@ impl AsyncRead for CountingReader {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let polled = Pin::new(&mut self.reader).poll_read(cx, buf);
-        if buf.filled().len() > before {
+        let received = buf.filled().len() - before;
+        if received > 0 {
             self.peer.note_received();
-            self.core.incoming.grow(&self.share, buf.filled().len() - before);
-            self.peer.outgoing.metrics.received_bytes.add((buf.filled().len() - before) as u64);
+            self.core.incoming.grow(&self.share, received);
+            self.peer.outgoing.metrics.received_bytes.add(received as u64);
         }
         polled
     }

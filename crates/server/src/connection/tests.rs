@@ -1,4 +1,4 @@
-//! Tests of messages that arrive after the close frame.
+//! Tests of messages that arrive after the server has sent its close frame.
 
 use std::pin::Pin;
 
@@ -7,14 +7,14 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 use super::*;
 
-/// Newline-framed data that is counted as it is read.
-struct Lines {
+/// Newline-framed data that is counted as it is read, as by `CountingReader`.
+struct CountedLines {
     left: usize,
     budget: Arc<IncomingBudget>,
     share: Arc<BudgetShare>,
 }
 
-impl AsyncRead for Lines {
+impl AsyncRead for CountedLines {
     fn poll_read(
         mut self: Pin<&mut Self>,
         _: &mut std::task::Context<'_>,
@@ -31,14 +31,14 @@ impl AsyncRead for Lines {
     }
 }
 
-// Once, all of it was counted until the connection had ended, and other connections could not send large requests in
-// that time.
+// Regression: discarded bytes were counted until the connection had ended. Until then other connections could not send
+// large requests.
 #[tokio::test]
-async fn what_comes_behind_a_goodbye_takes_no_room_from_others() {
+async fn messages_discarded_while_closing_take_no_room_from_other_connections() {
     let budget = Arc::new(IncomingBudget::new(8 << 20));
     let share = budget.join(1);
-    let lines = Lines { left: 64 << 20, budget: budget.clone(), share: share.clone() };
+    let lines = CountedLines { left: 64 << 20, budget: budget.clone(), share: share.clone() };
     let mut receiver = Receiver::new(Framing::Lines { max: 1 << 20 }, Box::new(lines), BytesMut::new());
     discard(&mut receiver, &budget, &share).await;
-    assert!(!share.is_shed() && budget.park(4 << 20));
+    assert!(!share.is_shed() && budget.reserve(4 << 20));
 }

@@ -158,7 +158,7 @@ fn attachment(params: &InitializeParams, capabilities: &ClientCapabilities, max:
 async fn is_answering(session: &Session, peer: &Peer, within: Duration) -> bool {
     let asked = Instant::now();
     let deadline = asked + within;
-    peer.outgoing.ping();
+    peer.outgoing.enqueue_ping();
     let has_session = || session.attached().is_some_and(|attached| attached.id == peer.id);
     // Poll instead of signalling: this is rare, and it keeps the read path free of the work.
     while Instant::now() < deadline && has_session() {

@@ -61,7 +61,7 @@ pub(crate) fn launch(context: &RequestContext, parts: StartParts) -> Result<Proc
         return Err(Failure::EmptyArgv);
     }
     sizes::check(&process_id, &argv, &spec)?;
-    context.peer.outgoing.admit_start()?;
+    context.peer.outgoing.check_starts_waiting()?;
     spec.argv = argv.iter().map(|arg| arg.clone().into_bytes()).collect();
     spec.cwd = path.as_os_str().as_bytes().to_vec();
     let cwd = path.to_string_lossy().into_owned();

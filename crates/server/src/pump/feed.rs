@@ -4,7 +4,7 @@
 //! A peer that announced `ack` moves its window by acknowledgements. For any other owner, [`UnackedFlow`] decides what
 //! counts as taken. An observer without a hold is never held back.
 //!
-//! Failure paths: a gap in the log is sent before the next event. If the holder is dead, the feed ends with a made-up
+//! Failure paths: a gap in the log is sent before the next event. If the holder is dead, the feed ends with a synthetic
 //! exit and close.
 
 use std::{collections::VecDeque, sync::Arc};
@@ -36,8 +36,8 @@ mod gaps;
 
 use self::gaps::GapFill;
 
-/// Distance between the remembered (number, offset) pairs. Fine enough for windows of some MiB, and few enough to
-/// store.
+/// Distance between the marks, the remembered positions of sent output. Fine enough for windows of some MiB, and few
+/// enough to store.
 const MARK_BYTES: u64 = 64 << 10;
 
 /// A command to push a process.
@@ -67,8 +67,8 @@ pub(crate) enum FollowStart {
     After(LogPosition),
     /// After a number that the reader named. The byte offset becomes known with the next record.
     AfterSeq(u64),
-    /// For a resumed client that cannot acknowledge: wait until `until` for its first read, then continue after `sent`, the last
-    /// position sent.
+    /// For a resumed client that cannot acknowledge: wait for its first read, at most until `until`. Without one,
+    /// continue after `sent`, the last position sent.
     AwaitRead {
         until: Instant,
         sent: LogPosition,
@@ -123,7 +123,8 @@ pub(super) enum TurnOutcome {
 impl Feed {
     pub(super) fn new(follow: FollowCommand, waker: Arc<FeedWaker>, channel: Option<u32>) -> Self {
         let FollowCommand { process, role, start, capabilities } = follow;
-        let (sent, exact, awaiting) = match start {
+        // `exact` is the start position with its byte offset, if the offset is known.
+        let (sent, exact, awaited_until) = match start {
             FollowStart::After(position) => {
                 let offset = process.offset_at(position.seq);
                 (position, offset.map(|offset| LogPosition { offset, ..position }), None)
@@ -132,7 +133,7 @@ impl Feed {
             FollowStart::AwaitRead { until, sent } => (sent, Some(sent), Some(until)),
         };
         let sent = exact.unwrap_or(sent);
-        let mode = match (&role, awaiting) {
+        let mode = match (&role, awaited_until) {
             (FollowRole::Observer { hold: None, .. }, _) => FeedMode::Free,
             (FollowRole::Observer { .. }, _) => FeedMode::Acked { taken: sent },
             (FollowRole::Owner, None) if capabilities.ack => FeedMode::Acked { taken: sent },
@@ -214,6 +215,7 @@ impl Feed {
     /// Handles an acknowledgement of everything up to `seq`. Returns true if the window may have opened.
     pub(super) fn handle_ack(&mut self, seq: u64) -> bool {
         let FeedMode::Acked { taken } = self.mode else { return false };
+        // An acknowledgement of future numbers must not count for events that come later.
         let seq = seq.min(self.process.status().next_seq.saturating_sub(1));
         if seq <= taken.seq {
             // An observer that subscribed again holds output from before the position where pushing started. Release
@@ -241,6 +243,7 @@ impl Feed {
         while self.marks.front().is_some_and(|mark| mark.seq < seq) {
             self.marks.pop_front();
         }
+        // `taken.offset` is the offset of the mark, so it does not include the gaps after the mark.
         self.gaps.retain(|(to, _)| mark.is_none_or(|mark| mark.seq < *to));
         self.report_taken(taken);
         true
@@ -253,16 +256,16 @@ impl Feed {
     fn skip_to(&mut self, seq: u64) {
         self.filling = None;
         self.marks.clear();
-        let is_counted = self.offset_known;
-        if let Some(before) = self.process.log().chain.before_gap(self.cursor, seq).filter(|_| is_counted) {
+        let was_offset_known = self.offset_known;
+        if let Some(before) = self.process.log().chain.before_gap(self.cursor, seq).filter(|_| was_offset_known) {
             self.cursor = before;
             self.sent = LogPosition { seq: before.next_seq() - 1, offset: before.offset().unwrap_or(self.sent.offset) };
             return;
         }
         self.cursor = Cursor::after(seq);
-        let next = self.process.log().offset_after(seq);
-        self.offset_known = next.is_some();
-        self.sent = LogPosition { seq, offset: next.unwrap_or(self.sent.offset) };
+        let offset = self.process.log().offset_after(seq);
+        self.offset_known = offset.is_some();
+        self.sent = LogPosition { seq, offset: offset.unwrap_or(self.sent.offset) };
     }
 
     fn report_taken(&self, position: LogPosition) {
@@ -279,11 +282,11 @@ impl Feed {
         }
     }
 
-    /// Handles the answer to a read of the owner: everything up to the read's `after` is taken, and `last` is the last
-    /// position it has now.
-    pub(super) fn handle_read_answered(&mut self, seq: u64, offset: Option<u64>, last: LogPosition) {
+    /// Handles the answer to a read of the owner. By the request, the owner has taken everything up to `after_seq`. By
+    /// the answer, it now has everything up to `last`.
+    pub(super) fn handle_read_answered(&mut self, after_seq: u64, after_offset: Option<u64>, last: LogPosition) {
         let FeedMode::Unacked(flow) = &mut self.mode else { return };
-        match flow.handle_read_answered(seq, offset, last) {
+        match flow.handle_read_answered(after_seq, after_offset, last) {
             ReadEffect::None => {}
             ReadEffect::ContinueAfter(last) => {
                 self.cursor = Cursor::after_with_offset(last.seq, last.offset);
@@ -316,11 +319,11 @@ impl Feed {
             let log = process.log();
             match log.chain.read(&mut self.cursor) {
                 ReadStep::Record(record) => {
-                    let closed = matches!(record.event, LogEvent::Closed { .. });
+                    let is_closed = matches!(record.event, LogEvent::Closed { .. });
                     self.send(record, out);
                     drop(log);
-                    self.release_sent(closed);
-                    if closed {
+                    self.release_sent(is_closed);
+                    if is_closed {
                         self.finished = true;
                         return TurnOutcome::Idle;
                     }
@@ -355,21 +358,22 @@ impl Feed {
         TurnOutcome::More
     }
 
+    /// Whether pushing must pause, because the reader has not taken enough.
     fn is_held(&mut self, now: Instant) -> bool {
         match &mut self.mode {
             FeedMode::Unacked(flow) => flow.is_held(self.sent.offset, now),
             FeedMode::Acked { taken } => {
-                let gone: u64 = self.gaps.iter().map(|(_, bytes)| bytes).sum();
-                self.sent.offset.saturating_sub(taken.offset + gone) >= self.capabilities.ack_window_bytes
+                let gap_bytes: u64 = self.gaps.iter().map(|(_, bytes)| bytes).sum();
+                self.sent.offset.saturating_sub(taken.offset + gap_bytes) >= self.capabilities.ack_window_bytes
             }
             FeedMode::Free => false,
         }
     }
 
     /// For a peer that cannot acknowledge: releases sent output.
-    fn release_sent(&mut self, closed: bool) {
+    fn release_sent(&mut self, is_closed: bool) {
         if let FeedMode::Unacked(flow) = &mut self.mode
-            && let Some(mark) = flow.release(&mut self.marks, self.sent.offset, closed)
+            && let Some(mark) = flow.release(&mut self.marks, self.sent.offset, is_closed)
         {
             self.report_taken(mark);
         }
@@ -379,6 +383,7 @@ impl Feed {
     fn learn_offset(&mut self, offset: u64) {
         if !std::mem::replace(&mut self.offset_known, true) {
             self.sent.offset = offset;
+            // All gaps so far are before `offset`, where counting for the window begins.
             self.gaps.clear();
             if let FeedMode::Acked { taken } = &mut self.mode {
                 taken.offset = offset;
@@ -390,7 +395,8 @@ impl Feed {
         self.learn_offset(record.offset);
         match (record.event, self.process.meta.dialect) {
             (LogEvent::Output { stream, bytes }, Dialect::Process) => {
-                let (seq, stream, offset) = (record.seq, wire_stream(stream), record.offset);
+                let LogRecord { seq, offset, .. } = record;
+                let stream = wire_stream(stream);
                 if let Some(channel) = self.announce_channel(out) {
                     out.binary(&OutputFrame { channel, stream, seq, offset }.encode(), bytes);
                 } else {
@@ -455,7 +461,7 @@ impl Feed {
         compat::command::send_exited(out, self.process.process_id(), self.exit_held.take());
     }
 
-    /// Sends a made-up end with the cause `lost`, because the holder is dead.
+    /// Sends a synthetic end with the cause `lost`, because the holder is dead.
     fn send_lost_end(&mut self, lost: LostEnd, out: &mut Outbox) {
         if self.process.meta.dialect == Dialect::Command {
             return self.send_command_exited(out);
@@ -476,6 +482,7 @@ impl Feed {
     pub(super) fn end(self) {
         self.process.log().remove_waker(&self.waker);
         if self.is_owner() {
+            // In the other mode, every acknowledgement has set the mark.
             if self.offset_known && !matches!(self.mode, FeedMode::Acked { .. }) {
                 self.process.retention().set_owner_mark(self.sent);
             }
@@ -491,8 +498,8 @@ impl Feed {
         if taken.seq == self.sent.seq && self.offset_known {
             return self.sent;
         }
-        // The offset of an acknowledged number may be too low by the distance of two marks. The next record has the
-        // exact offset.
+        // The offset of an acknowledged number may be too low by the distance of two marks. The log may know the exact
+        // one.
         let offset = self.process.log().offset_after(taken.seq).unwrap_or(taken.offset);
         LogPosition { seq: taken.seq, offset }
     }

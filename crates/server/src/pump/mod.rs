@@ -1,10 +1,10 @@
 //! The pump: the only sender of a connection. It owns the write half, the cursors of all pushed processes, and the
 //! waiting reads.
 //!
-//! Order of sending: pongs and answers first, then reads that can be answered, then feeds in deficit round robin,
-//! alternating with pieces of HTTP bodies, while the batch has room. The pump flushes a batch once and fills the next
-//! one after the socket has accepted it. So output waits in the log and never in a queue here, and neither an answer
-//! nor a quiet process waits behind a noisy one for more than one batch.
+//! Order of sending: control frames and answers first, then reads that can be answered, then feeds in deficit round
+//! robin, alternating with pieces of HTTP bodies, while the batch has room. The pump flushes a batch once and fills the
+//! next one after the socket has accepted it. So output waits in the log and never in a queue here, and neither an
+//! answer nor a quiet process waits behind a noisy one for more than one batch.
 
 mod channels;
 mod convert;
@@ -185,8 +185,7 @@ impl Pump {
             }
         }
         self.deltas.extend(items.deltas);
-        // The batch limit is taken again, so that feeds and HTTP pieces get room even if answers and reads have filled
-        // the batch.
+        // Computed again, so that feeds and HTTP pieces get room even if answers and reads have filled the batch.
         let batch = self.batch_limit();
         while self.outbox.len() < batch && !(self.turns.is_empty() && self.deltas.is_empty()) {
             if let Some(key) = self.turns.pop_front() {
@@ -204,8 +203,8 @@ impl Pump {
         }
     }
 
-    /// The outbox size up to which the next kind of data may fill it. Always leaves room for one quantum: a client that
-    /// downloads without pause still gets the output of its processes.
+    /// The outbox size up to which the next kind of data is added. Always leaves room for one quantum, so that a client
+    /// that downloads without pause still gets the output of its processes.
     fn batch_limit(&self) -> usize {
         BATCH_BYTES.max(self.outbox.len() + QUANTUM_BYTES)
     }
@@ -359,7 +358,7 @@ impl Pump {
 
     fn read(&mut self, command: ReadCommand, now: Instant) {
         if self.reads.len() >= limits::READS_WAITING {
-            return command.reply.fail(&Failure::Overloaded { what: "reads that wait for output" });
+            return command.reply.fail(&Failure::Overloaded { what: "reads that wait for output on this connection" });
         }
         if command.own
             && let Some(feed_key) = self.feed_of(&command.process)
@@ -376,7 +375,8 @@ impl Pump {
 
     /// Answers a read if possible, otherwise keeps it.
     fn try_read(&mut self, mut job: ReadJob, key: u64, now: Instant) {
-        (job.is_queued, job.is_loading) = (false, false);
+        job.is_queued = false;
+        job.is_loading = false;
         match job.attempt(&mut self.outbox, now) {
             ReadOutcome::Answered(last) => {
                 let command = &job.command;
@@ -434,10 +434,10 @@ mod tests {
 
     use super::*;
 
-    // Once, answers that filled a batch left no room for the rest: a client that downloaded without pause got no
-    // process output.
+    // Regression: answers that filled a batch left no room for anything else, so a client that downloaded without pause
+    // got no process output.
     #[tokio::test]
-    async fn answers_without_a_break_leave_the_rest_its_turn() {
+    async fn answers_that_fill_every_batch_do_not_starve_http_bodies() {
         let outgoing = OutgoingQueue::new(Arc::default(), Arc::default(), 1);
         let writer = Box::new(tokio::io::sink());
         let mut pump = Pump::new(Framing::Lines { max: 1 << 20 }, writer, outgoing.clone());

@@ -1,9 +1,9 @@
-//! The queue of a connection's pump: answers, commands, and notifications that a log has grown.
+//! The queue of a connection's pump: answers, commands, and the keys of feeds and reads whose logs have grown.
 //!
-//! Bounds: answers and commands are bounded by the requests that a connection may have in flight, and the connection
-//! stops reading at [`limits::ANSWERS_WAITING_BYTES`]. Pieces of HTTP bodies are bounded by
-//! [`limits::HTTP_DELTAS_WAITING`]; beyond it the bodies are not read. A notification is queued at most once per feed
-//! or read.
+//! Bounds: the connection stops reading requests while [`limits::ANSWERS_WAITING`] answers and commands or
+//! [`limits::ANSWERS_WAITING_BYTES`] of answers are queued. HTTP bodies are not read further while
+//! [`limits::HTTP_DELTAS_WAITING`] of their pieces are queued. Of the pongs only the latest are kept. The key of a feed
+//! or read is queued at most once.
 
 use std::{
     collections::VecDeque,
@@ -32,27 +32,27 @@ use tracing::Span;
 use super::{channels::Channels, feed::FollowCommand, read::ReadCommand};
 use crate::{compat::Dialect, error::Failure, incoming::IncomingBudget, metrics::Metrics, process::Process};
 
-/// The queue of the pump. Every sender of messages holds a reference.
+/// The queue of the pump. Everything that sends a message on the connection puts it here.
 pub(crate) struct OutgoingQueue {
     pub(crate) metrics: Arc<Metrics>,
     items: Mutex<OutgoingItems>,
     pub(super) changed: Notify,
     /// Notified when the pump takes the queued items. A connection that has paused reading waits for it.
     drained: Notify,
-    /// Bytes of this connection's waiting requests.
-    parked: AtomicUsize,
-    /// The same for all connections.
+    /// Bytes of this connection's unanswered requests, as far as they are counted.
+    request_bytes: AtomicUsize,
+    /// The server's budget, in which these bytes count as well.
     incoming: Arc<IncomingBudget>,
     /// Requests without an answer.
     outstanding: AtomicUsize,
-    /// One slot for each start that may run concurrently. Other starts wait in arrival order.
-    slots: Semaphore,
-    /// Starts that wait for a slot.
+    /// One permit for each start that may run concurrently. Other starts wait in arrival order.
+    start_slots: Semaphore,
+    /// Starts that wait for a start slot.
     starts_waiting: AtomicUsize,
     /// The pump is writing to the socket, so a silent peer may just be slow.
     pub(super) flushing: AtomicBool,
-    /// Slots for pieces of HTTP bodies.
-    deltas: Arc<Semaphore>,
+    /// One permit for each piece of an HTTP body that may be queued.
+    delta_slots: Arc<Semaphore>,
     /// Channel numbers for binary frames.
     pub(crate) channels: Channels,
 }
@@ -61,7 +61,7 @@ pub(crate) struct OutgoingQueue {
 pub(super) struct OutgoingItems {
     pub(super) answers: VecDeque<EncodedMessage>,
     answer_bytes: usize,
-    /// Pieces of HTTP bodies, each with its slot, which is freed when the piece is in a batch.
+    /// Pieces of HTTP bodies, each with its permit, which is returned when the piece is in a batch.
     pub(super) deltas: VecDeque<(Vec<u8>, OwnedSemaphorePermit)>,
     pub(super) pongs: VecDeque<Bytes>,
     pub(super) commands: VecDeque<PumpCommand>,
@@ -69,7 +69,7 @@ pub(super) struct OutgoingItems {
     pub(super) ready: VecDeque<u64>,
     pub(super) ping: bool,
     pub(super) close: Option<(u16, &'static str)>,
-    /// The pump has ended, so nothing is queued.
+    /// The pump has ended. Items that are added now are dropped.
     is_shut: bool,
 }
 
@@ -87,25 +87,25 @@ pub(crate) enum PumpCommand {
     Superseded { session: Arc<str> },
 }
 
-/// Pongs that may be queued. More than that is a flood, and the oldest are dropped.
+/// Pongs that may be queued. Beyond that the oldest are dropped: RFC 6455 requires only an answer to the latest ping.
 const PONGS_WAITING: usize = 16;
 
 impl OutgoingQueue {
-    /// Creates a queue. Its waiting requests count in the server's budget `incoming`; `slots` starts may run
-    /// concurrently.
-    pub(crate) fn new(incoming: Arc<IncomingBudget>, metrics: Arc<Metrics>, slots: usize) -> Arc<Self> {
+    /// Creates a queue. Its requests count in the server's budget `incoming`. At most `concurrent_starts` starts run at
+    /// once.
+    pub(crate) fn new(incoming: Arc<IncomingBudget>, metrics: Arc<Metrics>, concurrent_starts: usize) -> Arc<Self> {
         Arc::new(Self {
             metrics,
             items: Mutex::default(),
             changed: Notify::new(),
             drained: Notify::new(),
-            parked: AtomicUsize::new(0),
+            request_bytes: AtomicUsize::new(0),
             incoming,
             outstanding: AtomicUsize::new(0),
-            slots: Semaphore::new(slots),
+            start_slots: Semaphore::new(concurrent_starts),
             starts_waiting: AtomicUsize::new(0),
             flushing: AtomicBool::new(false),
-            deltas: Arc::new(Semaphore::new(limits::HTTP_DELTAS_WAITING)),
+            delta_slots: Arc::new(Semaphore::new(limits::HTTP_DELTAS_WAITING)),
             channels: Channels::default(),
         })
     }
@@ -114,7 +114,7 @@ impl OutgoingQueue {
     fn enqueue(&self, add: impl FnOnce(&mut OutgoingItems)) {
         let mut items = self.items.lock();
         if items.is_shut {
-            drop(items); // Unlock first: dropping a command can re-enter this queue.
+            drop(items); // Unlock first: `add` owns the item, and dropping a command can re-enter this queue.
             return drop(add);
         }
         add(&mut items);
@@ -129,9 +129,9 @@ impl OutgoingQueue {
         });
     }
 
-    /// Waits for a slot for a piece of an HTTP body. First come, first served, so that no body starves another.
+    /// Waits until a piece of an HTTP body may be queued. First come, first served, so that no body starves another.
     pub(crate) async fn reserve_delta(&self) -> OwnedSemaphorePermit {
-        self.deltas.clone().acquire_owned().await.expect("the semaphore is never closed")
+        self.delta_slots.clone().acquire_owned().await.expect("the semaphore is never closed")
     }
 
     /// Queues a piece of an HTTP body. It is sent after the answers.
@@ -159,7 +159,7 @@ impl OutgoingQueue {
         self.drained.notify_one();
     }
 
-    pub(crate) fn pong(&self, payload: Bytes) {
+    pub(crate) fn enqueue_pong(&self, payload: Bytes) {
         self.enqueue(|items| {
             items.pongs.push_back(payload);
             if items.pongs.len() > PONGS_WAITING {
@@ -168,7 +168,7 @@ impl OutgoingQueue {
         });
     }
 
-    pub(crate) fn ping(&self) {
+    pub(crate) fn enqueue_ping(&self) {
         self.enqueue(|items| items.ping = true);
     }
 
@@ -183,10 +183,11 @@ impl OutgoingQueue {
         items
     }
 
-    /// Waits until the peer has accepted enough answers. The server stops reading from a peer that sends requests and
-    /// never reads.
+    /// Waits until the pump has taken enough answers and commands. The connection waits here before it reads the next
+    /// message, so a peer that sends requests and never reads the answers cannot make the queue grow.
     pub(crate) async fn wait_for_room(&self) {
         loop {
+            // Created before the check: from then on it does not miss a `notify_waiters`.
             let drained = self.drained.notified();
             {
                 let items = self.items.lock();
@@ -204,10 +205,10 @@ impl OutgoingQueue {
         self.outstanding.load(Ordering::Relaxed)
     }
 
-    /// Refuses a start if too many are waiting.
-    pub(crate) fn admit_start(&self) -> Result<(), Failure> {
+    /// Fails if too many starts are waiting. Reserves nothing.
+    pub(crate) fn check_starts_waiting(&self) -> Result<(), Failure> {
         if self.starts_waiting.load(Ordering::Relaxed) >= limits::STARTS_WAITING {
-            return Err(Failure::Overloaded { what: "requests" });
+            return Err(Failure::Overloaded { what: "waiting starts on this connection" });
         }
         Ok(())
     }
@@ -241,7 +242,8 @@ impl FeedWaker {
     }
 }
 
-/// Where the answer of one request goes. Every request ends in exactly one of its methods.
+/// Where the answer of one request goes. The methods that answer consume it, so a request is answered at most once.
+/// Dropping it releases what the request holds.
 pub(crate) struct Reply {
     pub(crate) id: RequestId,
     pub(crate) outgoing: Arc<OutgoingQueue>,
@@ -249,18 +251,17 @@ pub(crate) struct Reply {
     details: Box<RequestDetails>,
 }
 
-/// Details of the request.
 struct RequestDetails {
     method: Method,
-    at: Instant,
+    received_at: Instant,
     /// The tracing span of this request.
     span: Span,
-    /// Bytes that count as waiting.
-    parked: usize,
-    slot: StartSlot,
+    /// Bytes of this request that are counted.
+    counted_bytes: usize,
+    start_slot: StartSlot,
 }
 
-/// The state of a request with respect to the connection's slots.
+/// Whether a request waits for, or holds, one of the connection's start slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StartSlot {
     None,
@@ -272,7 +273,8 @@ impl Reply {
     pub(crate) fn new(id: RequestId, outgoing: Arc<OutgoingQueue>, method: Method, span: Span) -> Self {
         outgoing.outstanding.fetch_add(1, Ordering::Relaxed);
         let dialect = if method.info().family == Family::Command { Dialect::Command } else { Dialect::Process };
-        let details = RequestDetails { method, at: Instant::now(), span, parked: 0, slot: StartSlot::None };
+        let details =
+            RequestDetails { method, received_at: Instant::now(), span, counted_bytes: 0, start_slot: StartSlot::None };
         Self { id, outgoing, dialect, details: Box::new(details) }
     }
 
@@ -281,31 +283,32 @@ impl Reply {
         &self.details.span
     }
 
-    /// Waits for one of the connection's slots in arrival order, and keeps it until this request is answered.
-    pub(crate) async fn take_slot(mut self) -> Self {
-        if self.outgoing.slots.try_acquire().map(SemaphorePermit::forget).is_err() {
-            self.details.slot = StartSlot::Awaited;
+    /// Waits for one of the connection's start slots in arrival order, and keeps it until this request is answered.
+    pub(crate) async fn take_start_slot(mut self) -> Self {
+        // Permits are forgotten, because they would borrow the queue. Dropping this reply returns them.
+        if self.outgoing.start_slots.try_acquire().map(SemaphorePermit::forget).is_err() {
+            self.details.start_slot = StartSlot::Awaited;
             self.outgoing.starts_waiting.fetch_add(1, Ordering::Relaxed);
-            // Exempt from tokio's coop budget: a poll that the budget defers would lose its place in the queue.
-            let acquired = unconstrained(self.outgoing.slots.acquire()).await;
-            acquired.map(SemaphorePermit::forget).unwrap_or(()); // The semaphore is never closed.
+            // Exempt from Tokio's coop budget: with an exhausted budget, `acquire` stays pending although it has its
+            // permit, and a later start could begin first.
+            let acquired = unconstrained(self.outgoing.start_slots.acquire()).await;
+            acquired.expect("the semaphore is never closed").forget();
             self.outgoing.starts_waiting.fetch_sub(1, Ordering::Relaxed);
         }
-        self.details.slot = StartSlot::Held;
+        self.details.start_slot = StartSlot::Held;
         self
     }
 
-    /// Counts `bytes` as waiting until this request is answered. Fails beyond the bounds of the connection or the
-    /// server.
-    pub(crate) fn park(mut self, bytes: usize) -> Result<Self, (Self, Failure)> {
-        if !self.outgoing.incoming.park(bytes) {
-            return Err((self, Failure::Overloaded { what: "bytes of all requests" }));
+    /// Counts `bytes` of this request until it is answered. Fails beyond the bounds of the connection or the server.
+    pub(crate) fn count_bytes(mut self, bytes: usize) -> Result<Self, (Self, Failure)> {
+        if !self.outgoing.incoming.reserve(bytes) {
+            return Err((self, Failure::Overloaded { what: "bytes of requests on all connections" }));
         }
-        let before = self.outgoing.parked.fetch_add(bytes, Ordering::Relaxed);
-        self.details.parked += bytes;
+        let before = self.outgoing.request_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.details.counted_bytes += bytes;
         // A single large request is always allowed.
         if before > 0 && before + bytes > limits::REQUESTS_WAITING_BYTES {
-            return Err((self, Failure::Overloaded { what: "bytes of requests" }));
+            return Err((self, Failure::Overloaded { what: "bytes of requests on this connection" }));
         }
         Ok(self)
     }
@@ -334,19 +337,19 @@ impl Reply {
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        let RequestDetails { method, at, span, parked, slot } = &*self.details;
-        let took = at.elapsed();
+        let RequestDetails { method, received_at, span, counted_bytes, start_slot } = &*self.details;
+        let took = received_at.elapsed();
         self.outgoing.metrics.answered(*method, took);
         tracing::debug!(parent: span, took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX), "answered");
-        self.outgoing.parked.fetch_sub(*parked, Ordering::Relaxed);
-        self.outgoing.incoming.unpark(*parked);
+        self.outgoing.request_bytes.fetch_sub(*counted_bytes, Ordering::Relaxed);
+        self.outgoing.incoming.release(*counted_bytes);
         self.outgoing.outstanding.fetch_sub(1, Ordering::Relaxed);
-        match slot {
+        match start_slot {
             StartSlot::None => {}
             StartSlot::Awaited => {
                 self.outgoing.starts_waiting.fetch_sub(1, Ordering::Relaxed);
             }
-            StartSlot::Held => self.outgoing.slots.add_permits(1),
+            StartSlot::Held => self.outgoing.start_slots.add_permits(1),
         }
     }
 }

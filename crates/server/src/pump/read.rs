@@ -1,7 +1,8 @@
 //! A `process/read`: a cursor job like a feed, answered once, and encoded when it is sent.
 //!
-//! The flags and `nextSeq` come from one snapshot of the status, taken before the log is read. So an answer never says
-//! `closed` while output is missing from it, unless it also says that it was cut.
+//! The flags and `nextSeq` come from one snapshot of the status, taken before the log is read. So an answer says
+//! `closed` while output is missing from it only if the reader's own `maxBytes` cut it. Then `nextSeq` shows where to
+//! continue.
 
 use std::{sync::Arc, time::Duration};
 
@@ -86,6 +87,7 @@ impl ReadJob {
         loop {
             let log = self.command.process.log();
             let status = log.status();
+            // Whether the reader may not know of the exit: there are events that it does not have.
             let exit_news = status.exited.is_some() && self.command.after_seq.saturating_add(1) < status.next_seq;
             let probed = probe_log(&log.chain, &mut self.cursor, status.next_seq);
             let elapsed = self.deadline.is_none_or(|deadline| deadline <= now);
@@ -111,6 +113,7 @@ impl ReadJob {
     fn answer(&mut self, out: &mut Outbox, status: &LogStatus) -> LogPosition {
         let process = self.command.process.clone();
         let max_bytes = self.command.max_bytes;
+        // The position before the answer. It stays if the outbox is closed, because `message` then encodes nothing.
         let mut last = LogPosition { seq: self.cursor.next_seq() - 1, offset: self.cursor.offset().unwrap_or(0) };
         let hint = process.log().chain.peek_len(&self.cursor).map_or(256, |len| len * 4 / 3 + 256);
         out.message(hint, |buf| {
@@ -129,18 +132,18 @@ impl ReadJob {
                     ReadStep::Record(record) if record.seq >= status.next_seq => {
                         // Newer than the status snapshot: leave it to the next read.
                         self.cursor = before;
-                        tally.all = true;
+                        tally.is_complete = true;
                         break;
                     }
                     ReadStep::Record(record) => {
                         if let LogEvent::Output { stream, bytes } = record.event {
                             encoder.push(buf, record.seq, wire_stream(stream), bytes);
-                            tally.count += 1;
+                            tally.chunks += 1;
                             tally.bytes += bytes.len() as u64;
                             tally.last_chunk = record.seq;
                         }
                     }
-                    ReadStep::Gap { from_seq, to_seq, bytes } if tally.count == 0 && tally.gap.is_none() => {
+                    ReadStep::Gap { from_seq, to_seq, bytes } if tally.chunks == 0 && tally.gap.is_none() => {
                         process.count_gap(bytes);
                         tally.gap = Some(wire::Gap { from_seq, to_seq, bytes });
                     }
@@ -150,7 +153,7 @@ impl ReadJob {
                         break;
                     }
                     ReadStep::End | ReadStep::Damaged(_) => {
-                        tally.all = self.cursor.next_seq() >= status.next_seq || log.lost_end().is_some();
+                        tally.is_complete = self.cursor.next_seq() >= status.next_seq || log.lost_end().is_some();
                         break;
                     }
                     ReadStep::NeedsLoad(_) => break,
@@ -167,12 +170,13 @@ impl ReadJob {
         last
     }
 
-    /// `nextSeq` and flags. If our own cap or a pending disk read cut the answer, it says
-    /// that there is more.
+    /// `nextSeq` and flags. If the server's cap, a second gap or a pending disk read cut the answer, it is as if the
+    /// process had neither exited nor closed, so that the reader asks again.
     fn end(&self, status: &LogStatus, tally: &ReadTally, first_seq: u64, lost: Option<LostEnd>) -> wire::ReadEnd {
-        let cut_by_us = !tally.all && !tally.cut_by_reader && !tally.full(self.command.max_bytes);
-        let next_seq = if cut_by_us || (self.command.max_bytes.is_some() && tally.count > 0) {
-            if tally.count > 0 { tally.last_chunk + 1 } else { self.cursor.next_seq() }
+        let cut_by_us = !tally.is_complete && !tally.cut_by_reader && !tally.is_full(self.command.max_bytes);
+        // With `maxBytes`, as in the reference: after the last chunk, even if events without output follow it.
+        let next_seq = if cut_by_us || (self.command.max_bytes.is_some() && tally.chunks > 0) {
+            if tally.chunks > 0 { tally.last_chunk + 1 } else { self.cursor.next_seq() }
         } else {
             status.next_seq
         };
@@ -194,9 +198,9 @@ impl ReadJob {
     /// The error text for a reader of a lost process.
     fn failure(&self) -> &'static str {
         if self.command.process.log().is_uncounted() {
-            "the holder of this process is gone; what it had not spilled to disk is lost, and not all of it is counted"
+            "the holder of this process died: output that was not on disk is lost, and not all of it could be counted"
         } else {
-            "the holder of this process is gone; what it had written is complete up to here"
+            "the holder of this process died: its output is complete up to here"
         }
     }
 }
@@ -222,28 +226,28 @@ fn probe_log(chain: &SegmentChain, cursor: &mut Cursor, next_seq: u64) -> ProbeR
 
 #[derive(Default)]
 struct ReadTally {
-    count: usize,
+    chunks: usize,
     bytes: u64,
     last_chunk: u64,
     gap: Option<wire::Gap>,
     /// The answer contains everything up to the status snapshot.
-    all: bool,
+    is_complete: bool,
     /// The next chunk would exceed the reader's own limit.
     cut_by_reader: bool,
 }
 
 impl ReadTally {
     fn has_room(&self, max_bytes: Option<u64>) -> bool {
-        self.count == 0 || (!self.full(max_bytes) && self.bytes < limits::READ_BYTES as u64)
+        self.chunks == 0 || (!self.is_full(max_bytes) && self.bytes < limits::READ_BYTES as u64)
     }
 
     /// Whether the reader's own limit is reached.
-    fn full(&self, max_bytes: Option<u64>) -> bool {
-        self.count > 0 && max_bytes.is_some_and(|max| self.bytes >= max)
+    fn is_full(&self, max_bytes: Option<u64>) -> bool {
+        self.chunks > 0 && max_bytes.is_some_and(|max| self.bytes >= max)
     }
 
     /// Whether the next chunk would exceed the limits. The first chunk is always returned.
     fn would_exceed(&self, len: u64, max_bytes: Option<u64>) -> bool {
-        self.count > 0 && self.bytes + len > max_bytes.unwrap_or(u64::MAX).min(limits::READ_BYTES as u64)
+        self.chunks > 0 && self.bytes + len > max_bytes.unwrap_or(u64::MAX).min(limits::READ_BYTES as u64)
     }
 }

@@ -19,7 +19,7 @@ impl Session {
     /// Hands a reserved start to the holder. The answer is sent when the process runs or has failed to start.
     pub(crate) async fn start(self: &Arc<Self>, launch: ProcessLaunch, gate: StartGate, reply: Reply) {
         let mut name = ReservedName { session: self, id: &launch.meta.process_id, gate: &gate, is_kept: false };
-        let reply = reply.take_slot().await;
+        let reply = reply.take_start_slot().await;
         let reserved = match self.admit(&launch, &gate) {
             Ok(reserved) => reserved,
             Err(failure) => {

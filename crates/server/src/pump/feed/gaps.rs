@@ -10,8 +10,9 @@ use crate::compat::Dialect;
 /// Missing numbers that are sent one by one.
 pub(super) struct GapFill {
     next: u64,
-    to: u64,
-    /// Sent with the first of them.
+    /// The last missing number.
+    last: u64,
+    /// Sent with the first missing number.
     gap: Option<wire::Gap>,
 }
 
@@ -34,8 +35,8 @@ impl Feed {
         if self.capabilities.gap {
             self.send_gap(gap, out);
         } else {
-            let (next, to) = (gap.from_seq, gap.to_seq);
-            self.filling = Some(GapFill { next, to, gap: Some(self.counted(gap)) });
+            let gap_to_report = Some(self.with_counted_start(gap));
+            self.filling = Some(GapFill { next: gap.from_seq, last: gap.to_seq, gap: gap_to_report });
         }
     }
 
@@ -47,6 +48,7 @@ impl Feed {
         let mut rest = gap;
         if let Some((seq, exit)) = status.exited.filter(|(seq, _)| is_inside(seq)) {
             self.send_missing(wire::Gap { to_seq: seq - 1, ..rest }, out);
+            // The part before the exit, if there is one, has reported the bytes of the whole gap.
             rest = wire::Gap { from_seq: seq + 1, bytes: if seq > gap.from_seq { 0 } else { gap.bytes }, ..rest };
             self.send_exited(seq, Some(exit), out);
         }
@@ -60,16 +62,17 @@ impl Feed {
 
     fn send_missing(&self, gap: wire::Gap, out: &mut Outbox) {
         if gap.from_seq <= gap.to_seq {
-            let (process_id, session_id) = (self.process.process_id(), self.session_key());
-            let params = wire::GapParams { process_id, session_id, gap: self.counted(gap) };
+            let process_id = self.process.process_id();
+            let session_id = self.session_key();
+            let params = wire::GapParams { process_id, session_id, gap: self.with_counted_start(gap) };
             out.message(192, |buf| message::encode_notification(buf, Notification::ProcessGap.name(), &params));
         }
     }
 
-    /// Adjusts where a gap's bytes are counted from. If the reader named a number that is itself gone, the offset
-    /// before it is unknown. Then the gap is reported from event 1 on, with all bytes from the beginning; the reader
-    /// knows which part it has.
-    fn counted(&self, gap: wire::Gap) -> wire::Gap {
+    /// Moves the start of a gap to a number from which its bytes can be counted. If the reader continues after a number
+    /// that is itself gone, the offset there is unknown. Then the gap is reported from event 1 on, with all bytes from
+    /// the beginning. The reader knows which part it has.
+    fn with_counted_start(&self, gap: wire::Gap) -> wire::Gap {
         let is_exact = self.offset_known || gap.bytes == 0;
         wire::Gap { from_seq: if is_exact { gap.from_seq } else { 1 }, ..gap }
     }
@@ -80,7 +83,7 @@ impl Feed {
         let seq = filling.next;
         let gap = filling.gap.take();
         filling.next += 1;
-        if filling.next > filling.to {
+        if filling.next > filling.last {
             self.filling = None;
         }
         // The exit and the close are known, as in `send_gap`.
