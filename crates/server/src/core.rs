@@ -78,7 +78,7 @@ impl fmt::Display for Principal {
     }
 }
 
-/// An authenticated byte stream. The dispatcher accepts nothing else.
+/// An authenticated byte stream. The core accepts nothing else.
 pub struct Authenticated {
     /// Both directions. The reader starts with any bytes that the handshake read too far.
     pub(crate) stream: ByteStream,
@@ -128,7 +128,7 @@ pub enum FoundSession {
     Record(Vec<u8>),
     /// A session whose time-to-live ran out: the tombstone that its holder wrote.
     Expired(String),
-    /// A dead holder that left files. The server serves them for reading. They are complete if the holder archived the
+    /// A dead holder that left files, which the server makes readable. They are complete if the holder archived the
     /// session before it exited.
     DeadHolder(DeadHolder),
     /// A dead holder that left neither a tombstone nor output on disk.
@@ -392,7 +392,7 @@ impl Core {
         let written = tokio::task::spawn_blocking(move || holders.write_record(&id, &record)).await;
         if let Err(error) = written.map_err(io::Error::other).flatten() {
             // Not fatal: the session works until the server ends, and a full disk should not make it fail.
-            tracing::error!(session = short_id(&session.id), %error, "record of the session not written");
+            tracing::error!(session = short_id(&session.id), %error, "cannot write the record of the session; without a process it will not survive a restart");
         }
         // Insert only after the record is written: a request that ends the session then finds the record and removes
         // it.
@@ -467,6 +467,7 @@ impl Core {
         }
     }
 
+    /// Removes an expired session. `processes` are the ids of its processes, for a client that asks later.
     pub(crate) fn expire(&self, id: &str, processes: Vec<String>) {
         tracing::info!(session = short_id(id), processes = processes.len(), "session expired");
         self.metrics.expired.inc();
@@ -477,6 +478,7 @@ impl Core {
     fn remember_gone(&self, id: &str, why: GoneReason) {
         let mut gone = self.gone.lock();
         while gone.len() >= GONE_REMEMBERED {
+            // Removes an arbitrary entry: the map is ordered by id, and ids are random.
             gone.pop_first();
         }
         gone.insert(id.to_owned(), why);

@@ -48,9 +48,10 @@ pub(crate) use self::mapping_cache::LentMapping;
 use self::mapping_cache::MappingCache;
 
 pub(crate) struct HolderLink {
+    /// The id of the holder's session.
     session: Arc<str>,
-    /// The session of the holder, set when the link starts running.
-    owner: OnceLock<Weak<Session>>,
+    /// The session itself, set when the link starts running.
+    live_session: OnceLock<Weak<Session>>,
     holders: Arc<dyn Holders>,
     pub(crate) metrics: Arc<Metrics>,
     /// `None` for a link that never had a live holder.
@@ -80,7 +81,7 @@ enum HolderDeparture {
     No,
     /// The server has sent `Leave`, and the holder has not answered.
     Asked,
-    /// The holder has exited.
+    /// The link to the holder has ended.
     Done,
 }
 
@@ -117,6 +118,7 @@ pub(crate) enum ReplyWaiter {
         /// The holder may still execute it.
         reply: Option<Reply>,
         confined: Option<Arc<ProcessSandbox>>,
+        /// Kept free for the pidfd of the leader.
         reserved: ReservedFd,
         session: Weak<Session>,
         /// Number of sweeps that have found the start pending. Sweeps are counted instead of time: a server that was
@@ -125,18 +127,18 @@ pub(crate) enum ReplyWaiter {
         /// The search path for a program name without a slash. Named in the error if the program is not found.
         search_path: Option<String>,
     },
+    /// The front of this process's stdin queue.
     Stdin(Weak<Process>),
     /// The process in this slot was forgotten.
-    Forget {
-        slot: u32,
-    },
+    Forget { slot: u32 },
+    /// The reply is a status.
     Done(oneshot::Sender<CommandStatus>),
 }
 
 /// Delay before a retry when the host is short of fds or memory.
 const SHORT_OF_RESOURCES: Duration = Duration::from_millis(100);
 
-/// How `recv` treats a lack of fds.
+/// How `recv` treats EMFILE.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FdShortage {
     /// Wait until fds are available. The holder's messages stay in the socket, and the children block.
@@ -145,7 +147,7 @@ pub(crate) enum FdShortage {
     Fail,
 }
 
-/// Whether the error is temporary.
+/// Whether a retry can succeed: the socket is full, or the host is short of fds or memory.
 pub(crate) fn is_temporary(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || control::is_shortage(error)
 }
@@ -177,10 +179,10 @@ impl HolderLink {
     ) -> io::Result<Arc<Self>> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         let socket = exec_server_rpc::register(socket, Interest::READABLE)?;
-        Ok(Arc::new(Self::with(session, holders, metrics, Some(socket))))
+        Ok(Arc::new(Self::with_socket(session, holders, metrics, Some(socket))))
     }
 
-    fn with(
+    fn with_socket(
         session: Arc<str>,
         holders: Arc<dyn Holders>,
         metrics: Arc<Metrics>,
@@ -188,7 +190,7 @@ impl HolderLink {
     ) -> Self {
         Self {
             session,
-            owner: OnceLock::new(),
+            live_session: OnceLock::new(),
             holders,
             metrics,
             broken: AtomicBool::new(socket.is_none()),
@@ -207,13 +209,13 @@ impl HolderLink {
     /// Creates a link for a holder that died before this server started. Nothing is sent on it; the spilled output can
     /// be read.
     pub(crate) fn without_holder(session: Arc<str>, holders: Arc<dyn Holders>, metrics: Arc<Metrics>) -> Arc<Self> {
-        Arc::new(Self::with(session, holders, metrics, None))
+        Arc::new(Self::with_socket(session, holders, metrics, None))
     }
 
     /// Creates a link for an archived session, whose files this server maintains. It uses neither an fd nor a mapping.
     pub(crate) fn archive(holders: Arc<dyn Holders>, metrics: Arc<Metrics>, session: &Arc<Session>) -> Arc<Self> {
-        let link = Self { is_archive: true, ..Self::with(session.id.clone(), holders, metrics, None) };
-        link.owner.set(Arc::downgrade(session)).ok(); // Always succeeds: the link is new.
+        let link = Self { is_archive: true, ..Self::with_socket(session.id.clone(), holders, metrics, None) };
+        link.live_session.set(Arc::downgrade(session)).ok(); // Always succeeds: the link is new.
         Arc::new(link)
     }
 
@@ -235,7 +237,7 @@ impl HolderLink {
         *self.departure.borrow() == HolderDeparture::Asked
     }
 
-    /// Returns when the holder has exited or declined to leave.
+    /// Returns when the holder has declined to leave or its link has ended.
     pub(crate) async fn departure_decided(&self) {
         let mut departure = self.departure.subscribe();
         // The sender is in `self`, so the wait cannot fail.
@@ -263,7 +265,7 @@ impl HolderLink {
 
     /// Updates the files of an archived session after a process was forgotten or output was taken.
     pub(crate) fn save_archive(&self) {
-        if let Some(session) = self.owner.get().and_then(Weak::upgrade).filter(|_| self.is_archive) {
+        if let Some(session) = self.live_session.get().and_then(Weak::upgrade).filter(|_| self.is_archive) {
             session.save_later();
         }
     }
@@ -299,7 +301,7 @@ impl HolderLink {
         &self,
         waiter: ReplyWaiter,
         confined: Option<Arc<ProcessSandbox>>,
-        request: impl FnOnce(u32) -> ToHolder<'a>,
+        message: impl FnOnce(u32) -> ToHolder<'a>,
     ) -> bool {
         let mut waiters = self.waiters.lock();
         if self.broken.load(Ordering::Acquire) {
@@ -312,7 +314,7 @@ impl HolderLink {
         waiters.waiting.insert(req, waiter);
         drop(waiters);
         let mut bytes = Vec::new();
-        request(req).encode(&mut bytes);
+        message(req).encode(&mut bytes);
         // If the link ended in between, `end` has already answered the waiter.
         if let Err(error) = self.send_or_queue(HolderMessage { req: Some(req), bytes, confined })
             && let Some(waiter) = self.take_waiter(req)
@@ -351,9 +353,9 @@ impl HolderLink {
     }
 
     /// Sends a request whose reply is a status. The answer is `None` if the holder is dead.
-    pub(crate) fn status(&self, request: impl FnOnce(u32) -> ToHolder<'static>) -> PendingStatus {
+    pub(crate) fn status(&self, message: impl FnOnce(u32) -> ToHolder<'static>) -> PendingStatus {
         let (tx, rx) = oneshot::channel();
-        self.request(ReplyWaiter::Done(tx), None, request);
+        self.request(ReplyWaiter::Done(tx), None, message);
         PendingStatus(rx)
     }
 
@@ -369,7 +371,7 @@ impl HolderLink {
 
     /// The error for requests that a broken link did not accept.
     pub(crate) fn broken_failure(&self) -> Failure {
-        match self.owner.get().and_then(Weak::upgrade) {
+        match self.live_session.get().and_then(Weak::upgrade) {
             Some(session) => session.holder_lost_failure(),
             None => Failure::HolderLost { session: self.session.to_string() },
         }
@@ -393,13 +395,14 @@ impl HolderLink {
             let (message, mut fds) = self.recv(shortage).await?;
             match message {
                 FromHolder::Welcome { version, info, ttl_ms, detached_ms, .. } if fds.len() == 2 => {
-                    self.version.set(version).ok(); // As for `control` below.
+                    self.version.set(version).ok(); // Ignores a second `Welcome` on the same link.
                     if version >= control::ARCHIVES {
                         self.send(&ToHolder::AllowArchive);
                     }
+                    // The fds are the control block and the eventfd.
                     let wakeup = exec_server_rpc::register(fds.remove(1), Interest::READABLE)?;
                     let control = ControlBlock::open(fds.remove(0)).map_err(io::Error::other)?;
-                    self.control.set(Arc::new(control)).ok(); // Ignores a second `Welcome` on the same link.
+                    self.control.set(Arc::new(control)).ok(); // As above.
                     welcome = Some(HolderWelcome { info, ttl_ms, detached_ms, wakeup });
                 }
                 FromHolder::Process(info) => {
@@ -421,21 +424,25 @@ impl HolderLink {
                     }
                 }
                 FromHolder::Ready => {
-                    let welcome = welcome.ok_or_else(|| io::Error::other("the holder was ready before it welcomed us"));
+                    let welcome = welcome.ok_or_else(|| io::Error::other("the holder sent `Ready` before `Welcome`"));
                     return Ok((welcome?, slots));
                 }
                 FromHolder::Refused { version, epoch } => {
                     return Err(io::Error::other(format!(
-                        "the holder (layout {version}, epoch {epoch}) refuses this server"
+                        "the holder refused this server: its layout is {version}, and its last server had epoch {epoch}"
                     )));
                 }
-                other => return Err(io::Error::other(format!("unexpected during adoption: {other:?}"))),
+                other => {
+                    return Err(io::Error::other(format!(
+                        "unexpected message from the holder before `Ready`: {other:?}"
+                    )));
+                }
             }
         }
     }
 
     fn control(&self) -> io::Result<Arc<ControlBlock>> {
-        self.control.get().cloned().ok_or_else(|| io::Error::other("the holder has not welcomed us"))
+        self.control.get().cloned().ok_or_else(|| io::Error::other("the holder has not sent `Welcome`"))
     }
 
     /// Receives one message. Cancel safe: a message leaves the socket only when it is returned.
@@ -448,7 +455,7 @@ impl HolderLink {
                 Ok(None) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
                 Err(error) if shortage == FdShortage::Wait && Errno::from_io_error(&error) == Some(Errno::MFILE) => {
-                    tracing::warn!(session = short_id(&self.session), %error, "a message of the holder has to wait");
+                    tracing::warn!(session = short_id(&self.session), %error, "no free fd to receive a message from the holder; trying again");
                     tokio::time::sleep(SHORT_OF_RESOURCES).await;
                 }
                 Err(error) => return Err(error),
@@ -458,7 +465,7 @@ impl HolderLink {
 
     /// Serves the link until the holder closes it.
     pub(crate) async fn run(self: Arc<Self>, session: Arc<Session>, welcome: HolderWelcome) {
-        self.owner.set(Arc::downgrade(&session)).ok(); // A link runs once, so it was not set before.
+        self.live_session.set(Arc::downgrade(&session)).ok(); // A link runs once, so it was not set before.
         // Owned by this task: the wake-up of a log takes no lock of the session.
         let mut slots = session.by_slot();
         let ended = loop {
@@ -505,6 +512,7 @@ impl HolderLink {
         if self.unsent.lock().is_empty() {
             self.unsent_added.notified().await;
         }
+        // A second fd, because epoll accepts each fd only once and this one is registered for reading.
         let copy = self.socket().and_then(|socket| socket.get_ref().try_clone());
         let Ok(room) = copy.and_then(|fd| exec_server_rpc::register(fd, Interest::WRITABLE)) else {
             // No fd to watch the socket with. Retry by time, because possibly no message arrives that would wake this
@@ -580,7 +588,7 @@ impl HolderLink {
                 if let Some(process) = slots.get(&info.slot).filter(|process| !process.log().is_forgotten())
                     && let Err(error) = push_segment(process, &self.mappings, &info, fds.pop())
                 {
-                    tracing::error!(session = short_id(&self.session), slot = info.slot, %error, "segment of a log cannot be mapped");
+                    tracing::error!(session = short_id(&self.session), slot = info.slot, %error, "cannot map a segment of the log");
                 }
             }
             FromHolder::Spilled { slot, segment } => {
@@ -599,7 +607,10 @@ impl HolderLink {
             FromHolder::Archived => session.handle_archived(self),
             FromHolder::Staying => drop(self.departure.send_replace(HolderDeparture::No)),
             FromHolder::Welcome { .. } | FromHolder::Refused { .. } | FromHolder::Process(_) | FromHolder::Ready => {
-                tracing::warn!(session = short_id(&self.session), "the holder sent its introduction twice");
+                tracing::warn!(
+                    session = short_id(&self.session),
+                    "the holder repeated a message of the handshake; ignoring it"
+                );
             }
         }
     }

@@ -152,15 +152,15 @@ impl Process {
         self.log.lock()
     }
 
-    /// The status that the holder publishes, with a made-up end if the holder is dead.
+    /// The status that the holder publishes, with a synthetic end if the holder is dead.
     pub(crate) fn status(&self) -> LogStatus {
         self.log().status()
     }
 
-    /// Gives up everything that is shared with the holder, and then tells the holder to reuse it. Readers that still
-    /// have the process see an empty log.
+    /// Gives up everything that is shared with the holder, and then tells the holder that it may reuse it. Readers that
+    /// still have the process see an empty log.
     pub(crate) fn forget(self: &Arc<Self>) {
-        // Drop the mappings before the segments are returned: the holder then lets other processes write there.
+        // Drop the mappings before the segments are returned: after that the holder lets other processes write there.
         let segments = self.log().forget();
         // Before `Forget` is sent: a stdin operation must not reach the next process in this slot.
         self.forget_stdin();
@@ -215,12 +215,13 @@ impl Process {
         });
     }
 
-    /// Adds a follower whose untaken output is kept. It counts as having taken everything up to `from`, where it begins.
+    /// Adds a follower whose untaken output is kept. It begins after event `from`.
     pub(crate) fn hold(self: &Arc<Self>, from: u64) -> OutputHold {
         self.add_follower(FollowerKind::Holding, from, from)
     }
 
-    /// Adds a polling follower that has taken everything after `from` up to `seq`. It counts while its read is pending.
+    /// Adds a polling follower that began after event `from` and has taken everything up to `seq`. It counts while its
+    /// read is pending.
     pub(crate) fn poll(self: &Arc<Self>, from: u64, seq: u64) -> OutputHold {
         self.add_follower(FollowerKind::Polling, from, seq)
     }

@@ -45,10 +45,11 @@ use self::archive::ArchiveState;
 use self::process_table::{ProcessEntry, SessionState};
 pub(crate) use self::{process_table::StartGate, usage::SessionUse};
 
-/// A new holder that has not sent its hello by then never will.
+/// How long a new holder may take to answer the server's hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
 
-/// How long `end` waits for the holder. A stopped holder ends when it continues, because the request is in its socket.
+/// How long `end` waits for the holder. A stopped holder ends the session when it continues, because the request is in
+/// its socket.
 const END_WITHIN: Duration = Duration::from_secs(10);
 
 /// A session of one principal. Survives its connections, and the server through its holder.
@@ -220,7 +221,7 @@ impl Session {
         }
     }
 
-    /// Tells the holder how long it may outlive this server.
+    /// Tells the holder how long it may outlive this server. A time-to-live that the client asked for is not shortened.
     fn limit_orphan(&self, link: &HolderLink, is_ttl_asked: bool) {
         let limit = self.core.upgrade().and_then(|core| core.config.orphan_ttl);
         if limit.is_some() {
@@ -291,6 +292,7 @@ impl Session {
         let (socket, secret) = holders.create(&self.id, &self.record())?;
         let metrics = self.core.upgrade().map(|core| core.metrics.clone()).unwrap_or_default();
         let link = HolderLink::new(self.id.clone(), holders.clone(), metrics, socket)?;
+        // Epoch 1 is the lowest: every server that adopts this holder later has a higher one.
         let hello = tokio::time::timeout(HELLO_WITHIN, link.hello(secret, 1, FdShortage::Fail)).await;
         let welcomed = hello.map_err(io::Error::from).flatten();
         match welcomed.and_then(|(welcome, found)| self.rejoin(&link, &found).map(|()| welcome)) {
@@ -321,25 +323,26 @@ impl Session {
         core.spawn(link.run(self.clone(), welcome));
     }
 
-    /// Takes over the holder that an earlier server left. Does not hold the core while it waits for the holder's hello.
+    /// Takes over the holder that an earlier server left. Does not hold the core while it waits for the holder's
+    /// answer.
     pub(crate) async fn adopt(
-        owner: &Weak<Core>,
+        weak_core: &Weak<Core>,
         id: Arc<str>,
         socket: std::os::fd::OwnedFd,
         secret: [u8; 32],
         epoch: u64,
     ) -> io::Result<Arc<Self>> {
         let gone = || io::Error::other("the server is shutting down");
-        let core = owner.upgrade().ok_or_else(gone)?;
+        let core = weak_core.upgrade().ok_or_else(gone)?;
         let link = HolderLink::new(id.clone(), core.holders.clone(), core.metrics.clone(), socket)?;
         drop(core);
         let (welcome, found) = link.hello(secret, epoch, FdShortage::Wait).await?;
-        let core = owner.upgrade().ok_or_else(gone)?;
+        let core = weak_core.upgrade().ok_or_else(gone)?;
         let clock = SavedClock {
             ttl: (welcome.ttl_ms != TTL_NONE).then(|| Duration::from_millis(welcome.ttl_ms)),
             detached_for: Some(Duration::from_millis(welcome.detached_ms)),
         };
-        let session = Self::from_record(owner.clone(), id, &welcome.info, Some(clock))?;
+        let session = Self::from_record(weak_core.clone(), id, &welcome.info, Some(clock))?;
         session.mark_recorded_ends(&core.config.audit, &found);
         {
             let mut state = session.state.lock();
@@ -354,24 +357,24 @@ impl Session {
     /// read.
     pub(crate) fn from_dead_holder(core: &Arc<Core>, id: Arc<str>, dead_holder: DeadHolder) -> io::Result<Arc<Self>> {
         let session = Self::from_record(Arc::downgrade(core), id, &dead_holder.record, dead_holder.clock)?;
-        let is_whole = dead_holder.logs.iter().all(|(enrolled, recovered)| recovered.is_whole(&enrolled.status));
+        let is_whole = dead_holder.logs.iter().all(|(entry, recovered)| recovered.is_whole(&entry.status));
         let link = if is_whole {
             HolderLink::archive(core.holders.clone(), core.metrics.clone(), &session)
         } else {
             HolderLink::without_holder(session.id.clone(), core.holders.clone(), core.metrics.clone())
         };
         let mut state = session.state.lock();
-        for (enrolled, recovered) in dead_holder.logs {
+        for (entry, recovered) in dead_holder.logs {
             let init = ProcessInit {
                 session: session.id.clone(),
-                meta: serde_json::from_slice(&enrolled.meta).map_err(io::Error::other)?,
-                pid: enrolled.pid,
-                slot: enrolled.slot,
+                meta: serde_json::from_slice(&entry.meta).map_err(io::Error::other)?,
+                pid: entry.pid,
+                slot: entry.slot,
                 leader: None,
-                // Count nothing: the server under which the output was written has counted it, or no server has.
+                // Count nothing here: the server that ran when the output was written has counted it.
                 counted: CountedOutput { written: u64::MAX, dropped: u64::MAX },
             };
-            let process = Arc::new(Process::from_dead_holder(init, link.clone(), enrolled.status, &recovered));
+            let process = Arc::new(Process::from_dead_holder(init, link.clone(), entry.status, &recovered));
             state.adopt(process);
         }
         state.is_archived = is_whole;
@@ -485,7 +488,7 @@ impl Session {
         self.record_end(process, None);
         let mut state = self.state.lock();
         state.forget(process);
-        state.shorten_if_empty(Instant::now());
+        state.shorten_ttl_if_empty(Instant::now());
     }
 
     /// Ends the session and its processes, and waits until the holder has done so.
@@ -501,7 +504,7 @@ impl Session {
             if tokio::time::timeout(END_WITHIN, ended.get()).await.is_err() {
                 tracing::warn!(
                     session = short_id(&self.id),
-                    "the holder does not answer; the session ends when it does"
+                    "the holder does not answer; it will end the session when it runs again"
                 );
             }
         }
@@ -519,6 +522,7 @@ impl Session {
         }
     }
 
+    /// Handles the end of the session's time-to-live.
     pub(crate) fn handle_expired(&self) {
         let attached = {
             let mut state = self.state.lock();
@@ -536,6 +540,7 @@ impl Session {
         }
     }
 
+    /// Handles the loss of the holder, or its expected exit if the session is over.
     pub(crate) fn handle_link_ended(&self, reason: &io::Error) {
         let (over, processes) = {
             let state = self.state.lock();
@@ -543,7 +548,7 @@ impl Session {
             (state.over, state.by_slot.clone())
         };
         if !over {
-            tracing::error!(session = %short_id(&self.id), %reason, "the holder is gone; its processes are ended");
+            tracing::error!(session = %short_id(&self.id), %reason, "lost the holder; killing its processes");
         }
         for process in processes.values() {
             process.handle_holder_lost();
@@ -571,10 +576,11 @@ impl Session {
         self.save_again();
         let mut state = self.state.lock();
         let attached = state.attached.is_some();
-        let over = |process: &&Arc<Process>| match process.closed_for(now, attached) {
+        let is_done = |process: &&Arc<Process>| match process.closed_for(now, attached) {
             None => false,
             Some(_) if state.is_named(process) && process.meta.auto_forget => {
-                // Forget only after following readers have received the end and an attached owner has taken it.
+                // Forget only after following readers have received the end and an attached owner has taken it. One
+                // waker is the owner's feed, any other is of a following reader.
                 !process.retention().has_holds()
                     && process.log().waker_count() <= usize::from(attached)
                     && (process.is_taken() || !attached)
@@ -583,12 +589,12 @@ impl Session {
             // Hidden, or forgotten while readers still hold the log.
             Some(_) => process.is_taken() && !process.retention().has_holds(),
         };
-        let done: Vec<Arc<Process>> = state.by_slot.values().filter(over).cloned().collect();
+        let done: Vec<Arc<Process>> = state.by_slot.values().filter(is_done).cloned().collect();
         for process in &done {
             state.forget(process);
         }
         if done.iter().any(|process| process.meta.auto_forget) {
-            state.shorten_if_empty(now);
+            state.shorten_ttl_if_empty(now);
         }
         state.by_slot.values().for_each(|process| process.log().unload_idle());
         // While the holder is alive, it runs the session's clock.
@@ -621,6 +627,7 @@ fn follow(process: &Arc<Process>, start: FollowStart, capabilities: PeerCapabili
     PumpCommand::Follow(FollowCommand { process: process.clone(), role: FollowRole::Owner, start, capabilities })
 }
 
+/// The time-to-live as the holder expects it. A very long one is clamped, because `TTL_NONE` means unlimited.
 fn ttl_ms(ttl: Option<Duration>) -> u64 {
     ttl.map_or(TTL_NONE, |ttl| u64::try_from(ttl.as_millis()).unwrap_or(TTL_NONE - 1).min(TTL_NONE - 1))
 }

@@ -68,13 +68,13 @@ impl PendingSessions {
         is_own.then(|| pending.since.elapsed())
     }
 
-    /// Returns when no pending session matches `is_meant`.
-    async fn settled(&self, is_meant: impl Fn(&str) -> bool) {
+    /// Returns when no pending session matches.
+    async fn settled(&self, matches: impl Fn(&str) -> bool) {
         loop {
             // Enable before the check, so that no notification between the two is missed.
             let mut settled = std::pin::pin!(self.settled.notified());
             settled.as_mut().enable();
-            if !self.sessions.lock().keys().any(|id| is_meant(id)) {
+            if !self.sessions.lock().keys().any(|id| matches(id)) {
                 return;
             }
             settled.await;
@@ -106,7 +106,7 @@ impl Adoption {
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && pause == FIRST_RETRY_AFTER => {}
                     // The holder is never killed. It is contacted again; if it never answers, its own clock ends it.
                     Err(error) => {
-                        tracing::warn!(session = short_id(&self.id), %error, "the holder did not introduce itself")
+                        tracing::warn!(session = short_id(&self.id), %error, "handshake with the holder failed; trying again")
                     }
                 },
                 FoundSession::Silent => {}
@@ -117,8 +117,8 @@ impl Adoption {
                     return;
                 }
             }
-            let Some(again) = self.inspect_again(pause).await else { return };
-            found = again;
+            let Some(left) = self.inspect_again(pause).await else { return };
+            found = left;
             pause = RETRY_EVERY;
         }
     }
@@ -231,7 +231,7 @@ impl Core {
         if is_lost {
             tracing::error!(
                 "the state directory is gone or was replaced: running processes keep running, but new sessions cannot start any, output cannot be \
-                 spilled, and the next server will not find them; put it back, or end them and restart"
+                 spilled, and the next server will not find the processes; put the directory back, or end the processes and restart the server"
             );
         } else {
             tracing::info!("the state directory is back");
@@ -265,7 +265,7 @@ impl Core {
             }
             FoundSession::Expired(text) => {
                 self.remember_gone(id, GoneReason::expired_before(&text));
-                self.discard(id, "its time was over");
+                self.discard(id, "it had expired");
             }
             FoundSession::DeadHolder(dead_holder) => {
                 self.kill_leftovers(id).await;
@@ -273,26 +273,33 @@ impl Core {
                     Ok(session) => {
                         let processes = session.processes().len();
                         if session.is_archived() {
-                            tracing::info!(session = short_id(id), processes, "served from its files");
+                            tracing::info!(
+                                session = short_id(id),
+                                processes,
+                                "serving the archived session from its files"
+                            );
                         } else {
                             tracing::error!(
                                 session = short_id(id),
                                 processes,
-                                "the holder is gone; keeping the output that it spilled"
+                                "the holder died; serving the output that it spilled"
                             );
                         }
                         self.sessions.lock().insert(session.id.clone(), session);
                     }
                     Err(error) => {
                         self.remember_gone(id, GoneReason::HolderLost);
-                        self.discard(id, &format!("its holder is gone, and what it left cannot be read: {error}"));
+                        self.discard(
+                            id,
+                            &format!("its holder died, and the files that it left cannot be read: {error}"),
+                        );
                     }
                 }
             }
             FoundSession::Lost => {
                 self.kill_leftovers(id).await;
                 self.remember_gone(id, GoneReason::HolderLost);
-                self.discard(id, "its holder is gone");
+                self.discard(id, "its holder died");
             }
             // `Adoption::run` handles these.
             FoundSession::Holder { .. } | FoundSession::Silent => {}

@@ -37,16 +37,16 @@ impl GuessThrottle {
     /// Counts a wrong try, the `tries`-th of its connection, and returns how long to delay its answer.
     pub(crate) fn delay(&mut self, principal: &Principal, tries: u32, now: Instant) -> Duration {
         if self.0.len() >= PRINCIPALS_MAX {
-            self.0.retain(|_, empty| *empty > now);
+            self.0.retain(|_, full_at| *full_at > now);
         }
-        let empty = self.0.entry(principal.clone()).or_insert(now);
-        *empty = (*empty).max(now) + REFILL;
-        let in_line = empty.duration_since(now).saturating_sub(REFILL * BURST);
-        let alone = match tries.checked_sub(FREE_TRIES + 1) {
+        let full_at = self.0.entry(principal.clone()).or_insert(now);
+        *full_at = (*full_at).max(now) + REFILL;
+        let principal_delay = full_at.duration_since(now).saturating_sub(REFILL * BURST);
+        let connection_delay = match tries.checked_sub(FREE_TRIES + 1) {
             None => Duration::ZERO,
             Some(doublings) => FIRST_DELAY.saturating_mul(1 << doublings.min(10)).min(LONGEST_DELAY),
         };
-        in_line.max(alone)
+        principal_delay.max(connection_delay)
     }
 }
 
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_of_one_principal_share_a_line_and_others_have_their_own() {
+    fn connections_of_one_principal_share_a_bucket_and_other_principals_have_their_own() {
         let (mut throttle, now) = (GuessThrottle::default(), Instant::now());
         let (a, b) = (Principal::named("a"), Principal::named("b"));
         let waits: Vec<Duration> = (0..10_000).map(|_| throttle.delay(&a, 1, now)).collect();

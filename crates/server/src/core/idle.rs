@@ -46,27 +46,30 @@ impl Core {
     /// Returns when the server has been idle for `long`. From then on it is draining.
     pub async fn retire_after(&self, long: Duration) {
         let mut tick = time::interval(CHECK_EVERY.min(long));
-        let (mut since, mut seen) = (Instant::now(), self.connections_so_far());
+        let mut idle_since = Instant::now();
+        let mut seen = self.connections_so_far();
         loop {
             let now = tick.tick().await;
             let connections = self.connections_so_far();
             // A connection that opened and closed between two checks counts as activity.
             if !self.is_idle() || connections != seen {
-                (since, seen) = (now, connections);
+                idle_since = now;
+                seen = connections;
             }
-            if now.duration_since(since) >= long && self.retire() {
+            if now.duration_since(idle_since) >= long && self.retire() {
                 return;
             }
         }
     }
 
+    /// Starts draining if the server is idle now. Returns whether it is.
     fn retire(&self) -> bool {
         let visits = self.visits.lock();
-        let is_over = *visits == 0 && self.is_idle();
-        if is_over {
+        let is_retired = *visits == 0 && self.is_idle();
+        if is_retired {
             self.draining.store(true, Ordering::Release);
         }
-        is_over
+        is_retired
     }
 
     fn is_idle(&self) -> bool {

@@ -11,7 +11,7 @@ use exec_server_holder::control::AnnouncedSegment;
 use exec_server_log::{MappedSegment, memfd_of};
 use parking_lot::Mutex;
 
-/// As many as a holder keeps for its next segments.
+/// Maximum number of cached mappings: as many as a holder has free segments in its pool.
 const KEPT_MAX: usize = 32;
 
 /// The cached mappings by the number of their memfd, newest last.
@@ -29,8 +29,9 @@ impl MappingCache {
     /// Maps a new segment, from the cache if possible.
     pub(super) fn map(self: &Arc<Self>, info: &AnnouncedSegment, fd: OwnedFd) -> io::Result<Arc<LentMapping>> {
         let memfd = memfd_of(info.id);
-        let is_it = |mapping: &Arc<MappedSegment>| (mapping.id(), mapping.slot()) == (info.id, info.slot);
-        let mapping = match self.take(memfd).filter(is_it) {
+        // The header in the mapped memory must show the announced segment. Otherwise map the fd that came with it.
+        let shows_segment = |mapping: &Arc<MappedSegment>| (mapping.id(), mapping.slot()) == (info.id, info.slot);
+        let mapping = match self.take(memfd).filter(shows_segment) {
             Some(kept) => kept,
             None => MappedSegment::map(fd).map_err(io::Error::other)?,
         };

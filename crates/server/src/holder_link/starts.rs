@@ -89,7 +89,7 @@ impl HolderLink {
             }
         }
         for req in overdue {
-            // `None` if the holder has answered in between.
+            // `None` if the holder has answered since the check above.
             let Some((meta, gate, reply)) = self.withdraw(req) else { continue };
             let failure = Failure::HolderSilent {
                 program: meta.program(),

@@ -25,9 +25,9 @@ impl SegmentLoad {
         let file = process.link().open_segment(&name).map_err(RecoverError::from);
         match file.and_then(|file| LoadedSegment::read(&file)) {
             Ok(loaded) => process.log().set_loaded(*segment, loaded),
-            // A resource shortage does not mean that the file is lost. The next reader tries again.
+            // A resource shortage does not mean that the file is lost. Readers try again when this load is dropped.
             Err(RecoverError::Os(error)) if is_temporary(&error) => {
-                tracing::warn!(session = short_id(&process.session), process = process.id(), segment, %error, "spilled output cannot be read now");
+                tracing::warn!(session = short_id(&process.session), process = process.id(), segment, %error, "cannot read spilled output now; trying again");
                 thread::sleep(PAUSE);
             }
             Err(error) => {

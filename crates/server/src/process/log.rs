@@ -29,7 +29,7 @@ pub(crate) struct ProcessLog {
     loaded: VecDeque<u64>,
     /// Woken by new events. Bounded by the feeds and reads of all connections.
     wakers: Vec<Arc<FeedWaker>>,
-    /// Set once when the holder died: the numbers of the end events that the server makes up.
+    /// Set once when the holder died: the numbers of the synthetic end events.
     lost: Option<LostEnd>,
     /// Set once when the process is forgotten: the last status. From then on the holder may give the slot and the
     /// segments to another process.
@@ -78,7 +78,7 @@ impl ProcessLog {
         }
     }
 
-    /// The status that the holder publishes, with a made-up end if the holder is dead.
+    /// The status that the holder publishes, with a synthetic end if the holder is dead.
     pub(crate) fn status(&self) -> LogStatus {
         if let Some(last) = self.forgotten {
             return last;
@@ -102,7 +102,7 @@ impl ProcessLog {
         self.lost
     }
 
-    /// Whether it is unknown how much the process wrote.
+    /// Whether the process may have written more than is counted.
     pub(crate) fn is_uncounted(&self) -> bool {
         matches!(self.source, StatusSource::LastKnown { .. }) && self.lost.is_some()
     }
@@ -239,7 +239,7 @@ impl ProcessLog {
         self.source = StatusSource::LastKnown { status, end_offset: status.written };
     }
 
-    /// Makes up the end events that the holder did not write. The first call decides their numbers.
+    /// Assigns numbers to the end events that the holder did not write. Only the first call has an effect.
     pub(super) fn set_lost_end(&mut self) {
         let status = self.published_status();
         if status.closed_seq.is_none() && self.lost.is_none() {
@@ -249,11 +249,11 @@ impl ProcessLog {
         }
     }
 
-    /// The end of the process, the first time that it is known. The caller records it. `otherwise` is the cause if
-    /// neither an exit status nor the loss of the holder is known.
-    pub(crate) fn take_end(&mut self, otherwise: Option<&'static str>) -> Option<UnrecordedEnd> {
+    /// The end of the process, the first time that it is known. The caller records it. `fallback_cause` is the
+    /// cause if neither an exit status nor the loss of the holder is known.
+    pub(crate) fn take_end(&mut self, fallback_cause: Option<&'static str>) -> Option<UnrecordedEnd> {
         let exit = self.status().exited.map(|(_, exit)| exit);
-        let cause = self.lost.map(|_| "lost").or(otherwise);
+        let cause = self.lost.map(|_| "lost").or(fallback_cause);
         if (exit.is_none() && cause.is_none()) || std::mem::replace(&mut self.is_end_recorded, true) {
             return None;
         }

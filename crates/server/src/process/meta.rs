@@ -38,7 +38,8 @@ impl ProcessMeta {
 /// Truncates `argv` to `most` bytes. Also returns the total bytes if anything was cut. Each argument counts 4 bytes
 /// extra, so that empty arguments are bounded, too.
 pub(crate) fn truncate_argv(argv: &[String], most: usize) -> (Vec<String>, Option<u64>) {
-    let (mut kept, mut left) = (Vec::new(), most);
+    let mut kept = Vec::new();
+    let mut left = most;
     for arg in argv {
         if left == 0 {
             break;

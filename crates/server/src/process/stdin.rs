@@ -66,18 +66,19 @@ impl Process {
         let waiter = ReplyWaiter::Stdin(Arc::downgrade(self));
         let slot = self.slot;
         let link = self.link();
-        let is_asked = match front {
-            StdinOperation::Write { key, digest, data, done, .. } => {
-                let part = &data[*done..data.len().min(done + WRITE_PART_BYTES)];
-                let (total, offset, key) = (data.len() as u64, *done as u64, *key);
-                let digest = link.supports(DIGESTS).then_some(*digest);
+        let is_sent = match front {
+            &StdinOperation::Write { key, digest, ref data, done, .. } => {
+                let part = &data[done..data.len().min(done + WRITE_PART_BYTES)];
+                let total = data.len() as u64;
+                let offset = done as u64;
+                let digest = link.supports(DIGESTS).then_some(digest);
                 link.request(waiter, None, |req| ToHolder::Write { req, slot, key, digest, total, offset, data: part })
             }
             StdinOperation::Close { .. } => link.request(waiter, None, |req| ToHolder::CloseStdin { req, slot }),
         };
-        stdin.busy = is_asked;
+        stdin.busy = is_sent;
         drop(stdin);
-        if !is_asked {
+        if !is_sent {
             self.fail_stdin();
         }
     }
@@ -119,8 +120,8 @@ impl Process {
                     self.metrics.stdin_bytes.add(done.saturating_sub(*so_far) as u64);
                     *so_far = done;
                 }
-                // Happens only right after an adoption, while a part from the previous server is still being written.
-                // Send the same part again.
+                // Happens only right after an adoption: the holder is still writing a part that the previous server
+                // sent. Send ours again.
                 WriteStatus::Busy => return self.send_next_stdin(stdin),
                 WriteStatus::StdinClosed | WriteStatus::UnknownProcess | WriteStatus::Mismatch => *so_far = data.len(),
             }
@@ -135,6 +136,7 @@ impl Process {
                 }
                 WriteStatus::StdinClosed => reply.write(self.id(), wire::WriteStatus::StdinClosed, false),
                 WriteStatus::UnknownProcess => reply.write(self.id(), wire::WriteStatus::UnknownProcess, false),
+                // `Busy` was handled above.
                 WriteStatus::Mismatch | WriteStatus::Busy => reply.fail(&Failure::WriteIdReused),
             }
         }

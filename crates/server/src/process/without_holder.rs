@@ -1,4 +1,4 @@
-//! A process without a holder: its last known status, and the made-up end if the holder did not write one.
+//! A process without a holder: its last known status, and the synthetic end if the holder did not write one.
 //!
 //! A holder that archived a session ([`Process::archive`]) wrote all logs with their ends. A holder that died may not
 //! have.
@@ -14,7 +14,7 @@ use crate::holder_link::HolderLink;
 
 impl Process {
     /// Creates a process whose holder was found dead. Readers get what it spilled, then a gap for what is known to be
-    /// missing, then an end with the cause `lost`. Output that the holder read after its last note of the log's
+    /// missing, then an end with the cause `lost`. Output that the holder appended after it last recorded the log's
     /// position cannot be counted.
     pub(crate) fn from_dead_holder(
         init: ProcessInit,
@@ -22,14 +22,12 @@ impl Process {
         known: LogStatus,
         recovered: &RecoveredLog,
     ) -> Self {
-        let on_disk = (
-            recovered.next_seq.saturating_add(recovered.torn_records),
-            recovered.end_offset.saturating_add(recovered.torn_bytes),
-        );
+        let next_on_disk = recovered.next_seq.saturating_add(recovered.torn_records);
+        let written_on_disk = recovered.end_offset.saturating_add(recovered.torn_bytes);
         let first_seq = recovered.segments.first().map_or(known.next_seq, |info| info.base_seq);
         let status = LogStatus {
-            next_seq: known.next_seq.max(on_disk.0).max(1),
-            written: known.written.max(on_disk.1),
+            next_seq: known.next_seq.max(next_on_disk).max(1), // Numbers begin at 1.
+            written: known.written.max(written_on_disk),
             first_seq,
             ..known
         };

@@ -100,7 +100,7 @@ impl Session {
         let save = move || {
             let _turn = session.archive.turn.lock();
             if let Err(error) = session.write_archive() {
-                tracing::warn!(session = short_id(&session.id), %error, "the files of the session are not up to date; trying again");
+                tracing::warn!(session = short_id(&session.id), %error, "cannot update the files of the archived session; trying again");
                 session.archive.is_stale.store(true, Ordering::Release);
                 session.archive.has_failed.store(true, Ordering::Release);
             }
@@ -125,8 +125,8 @@ impl Session {
                 segments: BTreeSet::new(),
             };
             for process in state.by_slot.values() {
-                let (enrolled, segments) = process.manifest_entry();
-                files.processes.push(enrolled);
+                let (entry, segments) = process.manifest_entry();
+                files.processes.push(entry);
                 files.segments.extend(segments);
             }
             files
@@ -152,7 +152,7 @@ impl Session {
         let state = self.state.lock();
         let is_found = |process: &Arc<Process>| found.get(&process.slot()).is_some_and(|known| is_same(known, process));
         if !state.by_slot.values().all(is_found) {
-            return Err(io::Error::other("the files of its earlier processes cannot be taken over"));
+            return Err(io::Error::other("the new holder did not take over all processes of the archived session"));
         }
         for (slot, known) in found {
             match state.by_slot.get(slot).filter(|process| is_same(known, process)) {

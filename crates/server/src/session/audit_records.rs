@@ -19,7 +19,8 @@ impl Session {
 
     /// An audit record about this session.
     pub(crate) fn audit_record(&self, event: &'static str) -> AuditRecord {
-        let (principal, session) = (Some(self.principal.to_string()), Some(short_id(&self.id).to_owned()));
+        let principal = Some(self.principal.to_string());
+        let session = Some(short_id(&self.id).to_owned());
         AuditRecord { principal, session, ..AuditRecord::of(event) }
     }
 
@@ -41,6 +42,7 @@ impl Session {
             sandbox: Some(if launch.confinement.is_some() { "linuxSeccomp" } else { "none" }),
             ..self.process_audit_record("process.start", &meta.process_id).argv(&meta.argv)
         };
+        // `argv` only counts what it truncates. If `meta.argv` was truncated before, `meta` has the original size.
         let record = AuditRecord { argv_bytes: meta.argv_bytes.or(record.argv_bytes), ..record };
         if !audit.is_strict() {
             audit.record(record);
@@ -62,10 +64,10 @@ impl Session {
         self.audit().record(AuditRecord { reason, ..self.process_audit_record("process.fail", process) });
     }
 
-    /// Records the end of a process, once. `otherwise` is the cause if neither an exit status nor the loss of the
-    /// holder is known. Without such a cause the process counts as running and gets no record.
-    pub(crate) fn record_end(&self, process: &Process, otherwise: Option<&'static str>) {
-        let Some(end) = process.log().take_end(otherwise) else { return };
+    /// Records the end of a process, once. `fallback_cause` is the cause if neither an exit status nor the loss of the
+    /// holder is known. Without a cause the process counts as running and gets no record.
+    pub(crate) fn record_end(&self, process: &Process, fallback_cause: Option<&'static str>) {
+        let Some(end) = process.log().take_end(fallback_cause) else { return };
         let cause = end.exit.map(|exit| pump::wire_cause(exit.cause)).map(|cause| {
             let word = serde_json::to_value(cause).ok();
             word.and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()

@@ -66,7 +66,7 @@ pub(crate) struct StartGate(Arc<StartDecision>);
 #[derive(Debug)]
 struct StartDecision {
     /// Never has a permit. Closing it releases the waiters.
-    taken: Semaphore,
+    barrier: Semaphore,
     /// The start has left the queue and counts as running.
     is_begun: AtomicBool,
     /// The client got the answer that nothing was started, but the holder has not confirmed it yet.
@@ -76,7 +76,7 @@ struct StartDecision {
 impl StartGate {
     pub(super) fn new() -> Self {
         Self(Arc::new(StartDecision {
-            taken: Semaphore::new(0),
+            barrier: Semaphore::new(0),
             is_begun: AtomicBool::new(false),
             is_withdrawn: AtomicBool::new(false),
         }))
@@ -91,7 +91,7 @@ impl StartGate {
     /// decided.
     pub(crate) fn withdraw(&self) {
         self.0.is_withdrawn.store(true, Ordering::Release);
-        self.0.taken.close();
+        self.0.barrier.close();
     }
 
     pub(super) fn is_withdrawn(&self) -> bool {
@@ -100,13 +100,14 @@ impl StartGate {
 
     /// Releases the waiters: the start has succeeded or failed.
     pub(super) fn close(&self) {
-        self.0.taken.close();
+        self.0.barrier.close();
     }
 
     /// Returns when the start is decided or withdrawn. Waiters continue in arrival order.
     pub(super) async fn decided(&self) {
-        // Exempt from tokio's coop budget: a poll that the budget defers would run after waiters that came later.
-        drop(unconstrained(self.0.taken.acquire()).await); // Always an error: the semaphore is closed and never grants a permit.
+        // Exempt from Tokio's coop budget: a waiter whose poll the budget defers would continue after later ones.
+        // Always an error: the semaphore never has a permit, so `acquire` returns only when it is closed.
+        drop(unconstrained(self.0.barrier.acquire()).await);
     }
 }
 
@@ -131,9 +132,10 @@ impl SessionState {
     /// held its log. It gets no name, and the sweep removes it later.
     pub(super) fn adopt(&mut self, process: Arc<Process>) {
         self.by_slot.insert(process.slot(), process.clone());
-        let age = |process: &Process| (process.status().closed_seq.is_none(), process.meta.started_ms);
+        // Only a closed process can have been forgotten, so one that has not closed is the newer one.
+        let recency = |process: &Process| (process.status().closed_seq.is_none(), process.meta.started_ms);
         let named = self.processes.get(process.id()).and_then(ProcessEntry::live);
-        if named.is_some_and(|named| age(named) > age(&process)) {
+        if named.is_some_and(|named| recency(named) > recency(&process)) {
             return process.abandon();
         }
         let older = self.processes.insert(process.id().to_owned(), ProcessEntry::Live(process));
@@ -148,8 +150,8 @@ impl SessionState {
         process.closed_for(now, self.attached.is_some()).is_some_and(|closed_for| closed_for >= free_after)
     }
 
-    /// Whether `most` processes run already. Counts admitted starts, but not queued ones.
-    pub(super) fn running_beyond(&self, most: usize) -> bool {
+    /// Whether at least `most` processes run already. Counts admitted starts, but not queued ones.
+    pub(super) fn is_running_limit_reached(&self, most: usize) -> bool {
         // Counting is linear. Skip it if both tables together are too small to reach the bound.
         if self.processes.len() + self.by_slot.len() < most {
             return false;
@@ -169,6 +171,7 @@ impl SessionState {
         let taken = self.processes.values().filter_map(ProcessEntry::live).filter(|process| process.is_taken());
         let closed: Vec<(Duration, Arc<Process>)> =
             taken.filter_map(|process| Some((process.closed_for(now, attached)?, process.clone()))).collect();
+        // `min_by_key` returns the first of equally old ones, `max_by_key` would return the last.
         if closed.len() >= most
             && let Some((_, oldest)) = closed.into_iter().min_by_key(|(closed_for, _)| Reverse(*closed_for))
         {
@@ -194,7 +197,7 @@ impl SessionState {
 
     /// Shortens the time-to-live of a session that became empty while detached. Its client may be about to reconnect,
     /// but nothing is left to resume. A client that resumes sets the time-to-live again.
-    pub(super) fn shorten_if_empty(&mut self, now: Instant) {
+    pub(super) fn shorten_ttl_if_empty(&mut self, now: Instant) {
         let is_empty = self.processes.is_empty() && self.by_slot.is_empty();
         if !is_empty || self.attached.is_some() || self.attachment.ttl.is_some_and(|ttl| ttl <= EMPTY_TTL) {
             return;

@@ -40,13 +40,13 @@ impl Session {
         }
     }
 
-    /// Checks whether a start that has a slot may begin. Checked this late so that queued starts do not count against
-    /// the limits.
+    /// Admits a start that has a start slot, or refuses it. Checked this late so that queued starts do not count
+    /// against the limits. Reserves an fd for the pidfd of the leader.
     fn admit(&self, launch: &ProcessLaunch, gate: &StartGate) -> Result<ReservedFd, Failure> {
         let Some(core) = self.core.upgrade().filter(|core| !core.is_draining()) else { return Err(Failure::Draining) };
         let most = core.config.processes_max;
         let state = self.state.lock();
-        if state.running_beyond(most) {
+        if state.is_running_limit_reached(most) {
             return Err(Failure::TooMany { what: "running processes in this session", most });
         }
         let reserved =
@@ -67,7 +67,7 @@ impl Session {
             let turn = self.record_start(&launch).await?;
             let link = self.link().await?;
             if confined.is_some() && !link.supports(SANDBOXES) {
-                let what = "the holder of this session is of an earlier release; open a new session".to_owned();
+                let what = "the holder of this session is from an earlier release and supports no sandboxes; open a new session".to_owned();
                 return Err(Failure::NotEnforceable { what });
             }
             Ok((link, turn, confined))

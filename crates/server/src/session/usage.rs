@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::{Session, process_table::SessionState};
 
 /// Requests within this interval restart the clock only once, so the clock may be behind by at most this much.
-const ONE_USE: Duration = Duration::from_secs(1);
+const USE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Pauses the session's clock. The clock restarts when the last `SessionUse` is dropped.
 pub(crate) struct SessionUse(Arc<Session>);
@@ -36,8 +36,9 @@ impl Session {
     pub(crate) fn touch(&self, now: Instant) {
         let mut state = self.state.lock();
         let Some(ttl) = state.attachment.ttl.filter(|_| state.attached.is_none() && state.users == 0) else { return };
-        let one_use = ONE_USE.min(ttl / 8);
-        if state.used_at.is_none_or(|at| now.duration_since(at) >= one_use) {
+        // A short time-to-live needs a finer interval.
+        let interval = USE_INTERVAL.min(ttl / 8);
+        if state.used_at.is_none_or(|at| now.duration_since(at) >= interval) {
             state.used_at = Some(now);
             state.restart_clock(now);
         }
