@@ -159,8 +159,9 @@ pub(crate) struct Connection {
     pub(crate) peer: Arc<Peer>,
     pub(crate) grant: Grant,
     pub(crate) stage: HandshakeStage,
-    /// Number of requests for sessions that do not exist.
+    /// Number of this connection's requests for sessions that do not exist.
     pub(crate) wrong_tries: u32,
+    /// The end of this connection ends its session, too.
     ends_session: bool,
     /// How long the close may take.
     close_within: Duration,

@@ -224,7 +224,7 @@ impl HolderLink {
         self.is_archive
     }
 
-    /// Tells the holder to leave, unless it was already told or a request waits for its reply.
+    /// Sends `Leave`, unless it was already sent or a request waits for its reply.
     pub(crate) fn request_leave(&self) {
         if self.waiters.lock().waiting.is_empty() && !self.is_departing() {
             self.departure.send_replace(HolderDeparture::Asked);

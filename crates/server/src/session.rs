@@ -7,6 +7,8 @@
 //!                        │   ▲  takeover: the old connection is superseded and closed
 //!                        └───┘
 //! ```
+//! A resume attaches a detached session again.
+//!
 //! If the session has a holder, the clock of the detached session runs in the holder, so it also runs while no server
 //! does. Without a live holder (before the first process, or after the holder has exited) the clock runs here. Failure
 //! path: if the holder dies, the session stays; its processes have ended and their output can still be read.
@@ -174,7 +176,7 @@ impl Session {
         claim: AttachClaim,
     ) -> Result<(), Failure> {
         let mut state = self.state.lock();
-        if state.over {
+        if state.is_over {
             return Err(Failure::UnknownSession { id: self.id.to_string() });
         }
         let id = peer.id;
@@ -255,13 +257,13 @@ impl Session {
         let _opening = self.opening.lock().await;
         let failed = |source| Failure::HolderFailed { session: self.id.to_string(), source };
         self.departure_decided().await.map_err(failed)?;
-        let (link, over, is_archived) = {
+        let (link, is_over, is_archived) = {
             let state = self.state.lock();
-            (state.link.clone(), state.over, state.is_archived)
+            (state.link.clone(), state.is_over, state.is_archived)
         };
         match link {
-            Some(link) if !over && !link.is_broken() => return Ok(link),
-            None if !over => {}
+            Some(link) if !is_over && !link.is_broken() => return Ok(link),
+            None if !is_over => {}
             Some(_) | None => return Err(self.holder_lost_failure()),
         }
         // Keep only `holders` across the await: this may run as a task of the core, which must not keep the core alive.
@@ -393,7 +395,7 @@ impl Session {
     /// time.
     pub(crate) fn reserve(&self, id: &str, now: Instant, config: &Config) -> Result<StartGate, Failure> {
         let mut state = self.state.lock();
-        if state.over {
+        if state.is_over {
             drop(state);
             return Err(self.holder_lost_failure());
         }
@@ -493,7 +495,7 @@ impl Session {
 
     /// Ends the session and its processes, and waits until the holder has done so.
     pub(crate) async fn end(&self) {
-        self.state.lock().over = true;
+        self.state.lock().is_over = true;
         self.files.end();
         // Wait for a holder that is being created. Otherwise it would run without an owner.
         let opening = self.opening.lock().await;
@@ -526,7 +528,7 @@ impl Session {
     pub(crate) fn handle_expired(&self) {
         let attached = {
             let mut state = self.state.lock();
-            state.over = true;
+            state.is_over = true;
             state.attached.clone()
         };
         self.files.end();
@@ -542,19 +544,19 @@ impl Session {
 
     /// Handles the loss of the holder, or its expected exit if the session is over.
     pub(crate) fn handle_link_ended(&self, reason: &io::Error) {
-        let (over, processes) = {
+        let (is_over, processes) = {
             let state = self.state.lock();
             // Keep the processes in the table: the sweep forgets them in time, with or without a holder.
-            (state.over, state.by_slot.clone())
+            (state.is_over, state.by_slot.clone())
         };
-        if !over {
+        if !is_over {
             tracing::error!(session = %short_id(&self.id), %reason, "lost the holder; killing its processes");
         }
         for process in processes.values() {
             process.handle_holder_lost();
-            self.record_end(process, over.then_some("sessionEnded"));
+            self.record_end(process, is_over.then_some("sessionEnded"));
         }
-        if let Some(core) = self.core.upgrade().filter(|_| !over) {
+        if let Some(core) = self.core.upgrade().filter(|_| !is_over) {
             core.metrics.holders_lost.inc();
             core.kill_orphans(self.id.clone(), processes.into_values().collect());
         }
@@ -606,7 +608,7 @@ impl Session {
                 .zip(state.detached_since)
                 .is_some_and(|(ttl, since)| now.duration_since(since) >= ttl);
         // Set under the lock, so that no connection can attach to an expired session.
-        state.over |= expired;
+        state.is_over |= expired;
         drop(state);
         if expired {
             self.handle_expired();
@@ -615,7 +617,7 @@ impl Session {
 
     /// The error for a missing holder: it died, or the session is over.
     pub(crate) fn holder_lost_failure(&self) -> Failure {
-        let is_over = self.state.lock().over;
+        let is_over = self.state.lock().is_over;
         match self.core.upgrade().filter(|_| is_over) {
             Some(core) => core.gone_failure(&self.id),
             None => Failure::HolderLost { session: self.id.to_string() },

@@ -53,7 +53,7 @@ pub(crate) fn request(
 }
 
 /// Records the process that the current request is about.
-pub(crate) fn about(process: &str) {
+pub(crate) fn record_process(process: &str) {
     let cut = process.char_indices().nth(NAME_CHARS).map_or(process, |(at, _)| &process[..at]);
     Span::current().record("process", cut);
 }

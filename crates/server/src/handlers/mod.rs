@@ -96,7 +96,7 @@ impl RequestContext {
 
     /// The process that a request is about. Waits for a pending start.
     pub(crate) async fn process(&self, session: Option<&SessionId>, id: &str) -> Result<Option<Arc<Process>>, Failure> {
-        crate::trace::about(id);
+        crate::trace::record_process(id);
         Ok(self.session(session)?.process(id).await)
     }
 

@@ -75,7 +75,7 @@ pub(crate) fn launch(context: &RequestContext, parts: StartParts) -> Result<Proc
 
 /// `process/start`. The id is reserved immediately; the answer is sent when the process runs or has failed to start.
 pub(crate) async fn start(context: RequestContext, params: wire::StartParams, reply: Reply) {
-    trace::about(params.process_id.as_str());
+    trace::record_process(params.process_id.as_str());
     // Wait for a pending start of the same id. Only then it is known whether this request repeats that start or
     // replaces it.
     context.session.start_decided(params.process_id.as_str()).await;
@@ -164,14 +164,14 @@ fn prepare(context: &RequestContext, params: wire::StartParams) -> Result<Proces
 pub(crate) async fn read(context: RequestContext, params: wire::ReadParams, reply: Reply) {
     match context.known_process(params.session_id.as_ref(), params.process_id.as_str()).await {
         Ok(process) => {
-            let own = *process.session == *context.session.id;
+            let is_own = *process.session == *context.session.id;
             let after_seq = params.after_seq.unwrap_or(0);
             let wait = Duration::from_millis(params.wait_ms.unwrap_or(0));
-            let from_seq = params.from_seq.filter(|_| !own);
+            let from_seq = params.from_seq.filter(|_| !is_own);
             context.peer.outgoing.enqueue_command(PumpCommand::Read(ReadCommand {
                 _poll: from_seq.map(|from| process.poll(from.min(after_seq), after_seq)),
-                _in_use: context.in_use(params.session_id.as_ref()).filter(|_| !own && !wait.is_zero()),
-                own,
+                _in_use: context.in_use(params.session_id.as_ref()).filter(|_| !is_own && !wait.is_zero()),
+                is_own,
                 reply,
                 process,
                 after_seq,
@@ -226,7 +226,7 @@ pub(crate) async fn terminate(
     let nothing_runs = wire::TerminateResult { running: false, streams_held: false };
     let session = context.session(params.session_id.as_ref())?;
     let id = params.process_id.as_str();
-    trace::about(id);
+    trace::record_process(id);
     let Some(process) = session.process(id).await else { return Ok(nothing_runs) };
     context.record(&session, Some(id), AuditRecord { pid: Some(process.pid), ..AuditRecord::of("process.terminate") });
     let ended = terminate_running(&process, params.grace_ms.map(Duration::from_millis)).await;
@@ -248,7 +248,7 @@ pub(crate) async fn terminate_running(process: &Process, grace: Option<Duration>
 pub(crate) async fn forget(context: RequestContext, params: wire::ForgetParams) -> Result<Empty, Failure> {
     let session = context.session(params.session_id.as_ref())?;
     let id = params.process_id.as_str();
-    trace::about(id);
+    trace::record_process(id);
     let process = session.process(id).await.ok_or_else(|| Failure::UnknownProcess { id: id.to_owned() })?;
     if process.status().closed_seq.is_none() {
         return Err(Failure::NotClosed { id: id.to_owned() });

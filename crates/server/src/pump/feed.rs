@@ -115,8 +115,11 @@ pub(super) struct Feed {
 
 /// The result of a feed's turn.
 pub(super) enum TurnOutcome {
+    /// The quantum is used up, and there may be more to send.
     More,
+    /// Nothing to send until an event, an acknowledgement or a timer.
     Idle,
+    /// The next record is in this segment on disk.
     Load(u64),
 }
 

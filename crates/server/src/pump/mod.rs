@@ -360,7 +360,7 @@ impl Pump {
         if self.reads.len() >= limits::READS_WAITING {
             return command.reply.fail(&Failure::Overloaded { what: "reads that wait for output on this connection" });
         }
-        if command.own
+        if command.is_own
             && let Some(feed_key) = self.feed_of(&command.process)
             && let Some(feed) = self.feeds.get_mut(&feed_key)
         {
@@ -381,7 +381,7 @@ impl Pump {
             ReadOutcome::Answered(last) => {
                 let command = &job.command;
                 command.process.log().remove_waker(&job.waker);
-                if command.own
+                if command.is_own
                     && let Some(feed_key) = self.feed_of(&command.process)
                     && let Some(feed) = self.feeds.get_mut(&feed_key)
                 {
@@ -406,7 +406,7 @@ impl Pump {
         let own = self.feeds.iter().filter(|(_, feed)| feed.is_owner() && &*feed.process.session == session);
         let own: Vec<u64> = own.map(|(key, _)| *key).collect();
         own.into_iter().for_each(|key| self.drop_feed(key));
-        let is_own = |_: &u64, job: &mut ReadJob| job.command.own && &*job.command.process.session == session;
+        let is_own = |_: &u64, job: &mut ReadJob| job.command.is_own && &*job.command.process.session == session;
         for (_, job) in self.reads.extract_if(.., is_own) {
             job.command.process.log().remove_waker(&job.waker);
             self.outbox.message(128, |buf| encode_failure(buf, &job.command.reply.id, &Failure::Superseded));

@@ -30,7 +30,7 @@ pub(crate) struct ReadCommand {
     pub(crate) max_bytes: Option<u64>,
     pub(crate) wait: Duration,
     /// The process belongs to the connection's own session, so the read moves the owner's cursor.
-    pub(crate) own: bool,
+    pub(crate) is_own: bool,
     /// For a following reader of another session: tells the holder what it has taken.
     pub(crate) _poll: Option<OutputHold>,
     /// For a waiting read of another session: pauses that session's clock.
@@ -55,14 +55,16 @@ pub(super) enum ReadOutcome {
     /// Answered. The reader now has everything up to this position.
     Answered(LogPosition),
     Wait,
-    /// The next record is on disk.
+    /// The next record is in this segment on disk.
     Load(u64),
 }
 
 /// The result of one pass over the log.
 enum ProbeResult {
+    /// There is output or a gap.
     Something,
     Nothing,
+    /// The next record is in this segment on disk.
     Load(u64),
 }
 

@@ -49,7 +49,7 @@ impl Session {
     pub(crate) fn handle_archived(&self, link: &Arc<HolderLink>) {
         let state = self.state.lock();
         let is_quiet = state.attached.is_none()
-            && !state.over
+            && !state.is_over
             && state.processes.values().all(|entry| matches!(entry, ProcessEntry::Live(_)))
             && state.by_slot.values().all(|process| process.log().is_on_disk());
         // Decide under the lock: a start that arrives now sees that the holder is leaving, and waits.
@@ -115,7 +115,7 @@ impl Session {
         let Some(core) = self.core.upgrade() else { return Ok(()) };
         let files = {
             let state = self.state.lock();
-            if !state.is_archived || state.over {
+            if !state.is_archived || state.is_over {
                 return Ok(());
             }
             let mut files = ArchiveFiles {

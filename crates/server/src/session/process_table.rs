@@ -44,7 +44,7 @@ pub(super) struct SessionState {
     /// The holder has exited, and this server maintains the files.
     pub(super) is_archived: bool,
     /// The session has ended or expired. The end of the holder link is then expected.
-    pub(super) over: bool,
+    pub(super) is_over: bool,
     /// Number of subscriptions and waiting reads by other sessions.
     pub(super) users: usize,
     /// When a request of another session last restarted the clock.
