@@ -37,7 +37,8 @@ pub(crate) struct OutgoingQueue {
     pub(crate) metrics: Arc<Metrics>,
     items: Mutex<OutgoingItems>,
     pub(super) changed: Notify,
-    /// Notified when the pump takes the queued items. A connection that has paused reading waits for it.
+    /// Notified when the pump takes the queued items. A connection that has paused reading waits for it, and so do
+    /// handlers with large answers.
     drained: Notify,
     /// Bytes of this connection's unanswered requests, as far as they are counted.
     request_bytes: AtomicUsize,
@@ -150,13 +151,7 @@ impl OutgoingQueue {
         let rest = std::mem::replace(&mut *self.items.lock(), shut);
         drop(rest);
         self.channels.close_all();
-        self.notify_drained();
-    }
-
-    /// Wakes a task that waits for room, and one that is about to wait.
-    fn notify_drained(&self) {
         self.drained.notify_waiters();
-        self.drained.notify_one();
     }
 
     pub(crate) fn enqueue_pong(&self, payload: Bytes) {
@@ -179,7 +174,7 @@ impl OutgoingQueue {
 
     pub(super) fn take(&self) -> OutgoingItems {
         let items = std::mem::take(&mut *self.items.lock());
-        self.notify_drained();
+        self.drained.notify_waiters();
         items
     }
 
