@@ -2,7 +2,7 @@
 //!
 //! The allocator gets memory of this size from the kernel and returns it when it is freed, so every new buffer costs a
 //! page fault and the zeroing of a page for each 4 KiB. For a file that is sent in blocks this costs more than copying
-//! the bytes. So freed buffers are kept for reuse: up to [`KEPT_BUSY`] while any buffer is in use, else [`KEPT_IDLE`].
+//! the bytes. So freed buffers are kept for reuse: up to `KEPT_BUSY` while any buffer is in use, else `KEPT_IDLE`.
 
 use bytes::Bytes;
 use parking_lot::Mutex;

@@ -249,6 +249,7 @@ impl Connection {
                 biased;
                 Some(()) = self.tasks.next(), if !self.tasks.is_empty() => {}
                 _ = pump.join_next() => return None,
+                // `Peer::close` has queued the close frame.
                 () = peer.ended.notified() => return None,
                 why = grant.ended() => return self.handle_grant_end(why),
                 () = share.shed.notified() => return Some(TRY_AGAIN_LATER),
@@ -273,7 +274,7 @@ impl Connection {
     }
 
     /// Ends the connection because its grant has ended. Nothing that the peer sent is handled from here on. Its session
-    /// is detached as after any disconnect.
+    /// is detached as after any disconnect. Returns no close code, because the close frame is already queued.
     fn handle_grant_end(&mut self, why: GrantEnd) -> Option<u16> {
         tracing::warn!(peer = %self.peer.label, principal = %self.grant.principal(), reason = why.reason(), "connection cut");
         self.close_within = REVOKED_CLOSE_WITHIN;

@@ -349,7 +349,7 @@ impl Core {
                 let leaders: Vec<_> = processes.iter().filter_map(|process| process.leader()).collect();
                 exec_server_holder::kill_orphans(leaders.iter().map(|(leader, pid)| (leader.as_fd(), *pid)));
             };
-            tokio::task::spawn_blocking(kill).await.unwrap_or(());
+            tokio::task::spawn_blocking(kill).await.unwrap_or(()); // A panic in the job was already printed.
         });
     }
 

@@ -578,7 +578,7 @@ impl HolderLink {
                         process.handle_stdin_closed(close_status(status));
                     }
                 }
-                Some(ReplyWaiter::Done(done)) => done.send(status).unwrap_or(()),
+                Some(ReplyWaiter::Done(done)) => done.send(status).unwrap_or(()), // Fails if the caller has left.
                 // Handled before the holder can report the next process in this slot.
                 Some(ReplyWaiter::Forget { slot }) => drop(slots.remove(&slot)),
                 Some(ReplyWaiter::Start { .. }) | None => {}

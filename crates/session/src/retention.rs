@@ -4,9 +4,9 @@
 //! other reader is a *follower*. Output that a follower with a hold has not taken is kept as well.
 //!
 //! At its quota a process blocks until its owner takes output. While the owner is detached, the followers stand in for
-//! it: the holder may drop output that all of them have taken. Only a follower
-//! that began before everything still retained can free the oldest output. A follower that began later (`attach` shows
-//! only the latest output) limits the others, like any slow reader, and frees nothing by itself.
+//! it: the holder may drop output that all of them have taken. Only a follower that
+//! began before the first retained event can free the oldest output. A follower that began later (`attach` shows only
+//! the latest output) limits the others, like any slow reader, and frees nothing by itself.
 
 /// A number beyond every event number that will ever be assigned. Half of the range, so that adding to it cannot
 /// overflow.

@@ -211,10 +211,12 @@ impl Core {
                 core.check_state();
                 if core.sandboxes.has_any() {
                     let sandboxes = core.sandboxes.clone();
+                    // A panic in the job was already printed.
                     tokio::task::spawn_blocking(move || sandboxes.sweep()).await.unwrap_or(());
                 }
                 if !core.holders.can_create_holders() {
                     let holders = core.holders.clone();
+                    // As above.
                     tokio::task::spawn_blocking(move || holders.repair()).await.unwrap_or(());
                 }
             }
@@ -309,6 +311,7 @@ impl Core {
     /// Kills what a dead holder left running. Runs on a blocking thread because it may wait.
     async fn kill_leftovers(&self, id: &str) {
         let (holders, session) = (self.holders.clone(), id.to_owned());
+        // A panic in the job was already printed.
         tokio::task::spawn_blocking(move || holders.kill_leftovers(&session)).await.unwrap_or(());
     }
 

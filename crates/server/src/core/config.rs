@@ -15,7 +15,7 @@ pub struct Config {
     /// How long a session outlives this server if the server is killed and the client did not ask for a time-to-live;
     /// `None` = no special limit. For a server whose state directory no later server will find.
     pub orphan_ttl: Option<Duration>,
-    /// Number of starts of one connection that run concurrently.
+    /// Number of starts of one connection that run concurrently (`--concurrent-requests`).
     pub concurrent_requests: usize,
     /// Interval of pings to an idle peer.
     pub ping_every: Duration,

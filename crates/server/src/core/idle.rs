@@ -7,9 +7,9 @@
 //!   └──────────────── a visit, a connection ──────────┘
 //! ```
 //!
-//! One lock covers both the decision to retire and the admission of a visit, so an admitted visitor is never dropped by
-//! retirement. Ended processes with unread output do not keep the server running: their holders keep them for the next
-//! server.
+//! One lock covers both the decision to retire and the admission of a visit, so a server never retires while an
+//! admitted peer is connecting. Ended processes with unread output do not keep the server running: their holders keep
+//! them for the next server.
 
 use std::{
     sync::{Arc, atomic::Ordering},

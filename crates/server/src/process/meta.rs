@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::compat::Dialect;
 
-/// The facts that a restarted server needs about a process. The holder stores it as opaque bytes and returns it at adoption.
+/// The facts that a restarted server needs about a process. The holder stores them as opaque bytes and returns them at
+/// adoption.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ProcessMeta {

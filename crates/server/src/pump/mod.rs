@@ -191,7 +191,7 @@ impl Pump {
             if let Some(key) = self.turns.pop_front() {
                 self.take_turn(key, now);
             }
-            if let Some((message, _slot)) = self.deltas.pop_front() {
+            if let Some((message, _permit)) = self.deltas.pop_front() {
                 self.outbox.message(message.len(), |buf| buf.extend_from_slice(&message));
             }
         }

@@ -47,13 +47,13 @@ pub(crate) struct OutgoingQueue {
     /// Requests without an answer.
     outstanding: AtomicUsize,
     /// One permit for each start that may run concurrently. Other starts wait in arrival order.
-    start_slots: Semaphore,
-    /// Starts that wait for a start slot.
+    start_permits: Semaphore,
+    /// Starts that wait for a permit.
     starts_waiting: AtomicUsize,
     /// The pump is writing to the socket, so a silent peer may just be slow.
     pub(super) flushing: AtomicBool,
     /// One permit for each piece of an HTTP body that may be queued.
-    delta_slots: Arc<Semaphore>,
+    delta_permits: Arc<Semaphore>,
     /// Channel numbers for binary frames.
     pub(crate) channels: Channels,
 }
@@ -103,10 +103,10 @@ impl OutgoingQueue {
             request_bytes: AtomicUsize::new(0),
             incoming,
             outstanding: AtomicUsize::new(0),
-            start_slots: Semaphore::new(concurrent_starts),
+            start_permits: Semaphore::new(concurrent_starts),
             starts_waiting: AtomicUsize::new(0),
             flushing: AtomicBool::new(false),
-            delta_slots: Arc::new(Semaphore::new(limits::HTTP_DELTAS_WAITING)),
+            delta_permits: Arc::new(Semaphore::new(limits::HTTP_DELTAS_WAITING)),
             channels: Channels::default(),
         })
     }
@@ -132,12 +132,12 @@ impl OutgoingQueue {
 
     /// Waits until a piece of an HTTP body may be queued. First come, first served, so that no body starves another.
     pub(crate) async fn reserve_delta(&self) -> OwnedSemaphorePermit {
-        self.delta_slots.clone().acquire_owned().await.expect("the semaphore is never closed")
+        self.delta_permits.clone().acquire_owned().await.expect("the semaphore is never closed")
     }
 
     /// Queues a piece of an HTTP body. It is sent after the answers.
-    pub(crate) fn enqueue_delta(&self, message: Vec<u8>, slot: OwnedSemaphorePermit) {
-        self.enqueue(|items| items.deltas.push_back((message, slot)));
+    pub(crate) fn enqueue_delta(&self, message: Vec<u8>, permit: OwnedSemaphorePermit) {
+        self.enqueue(|items| items.deltas.push_back((message, permit)));
     }
 
     pub(crate) fn enqueue_command(&self, command: PumpCommand) {
@@ -253,12 +253,12 @@ struct RequestDetails {
     span: Span,
     /// Bytes of this request that are counted.
     counted_bytes: usize,
-    start_slot: StartSlot,
+    start_permit: StartPermit,
 }
 
-/// Whether a request waits for, or holds, one of the connection's start slots.
+/// Whether a request waits for, or holds, one of the connection's start permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum StartSlot {
+enum StartPermit {
     None,
     Awaited,
     Held,
@@ -268,8 +268,13 @@ impl Reply {
     pub(crate) fn new(id: RequestId, outgoing: Arc<OutgoingQueue>, method: Method, span: Span) -> Self {
         outgoing.outstanding.fetch_add(1, Ordering::Relaxed);
         let dialect = if method.info().family == Family::Command { Dialect::Command } else { Dialect::Process };
-        let details =
-            RequestDetails { method, received_at: Instant::now(), span, counted_bytes: 0, start_slot: StartSlot::None };
+        let details = RequestDetails {
+            method,
+            received_at: Instant::now(),
+            span,
+            counted_bytes: 0,
+            start_permit: StartPermit::None,
+        };
         Self { id, outgoing, dialect, details: Box::new(details) }
     }
 
@@ -278,19 +283,19 @@ impl Reply {
         &self.details.span
     }
 
-    /// Waits for one of the connection's start slots in arrival order, and keeps it until this request is answered.
-    pub(crate) async fn take_start_slot(mut self) -> Self {
+    /// Waits for one of the connection's start permits in arrival order, and keeps it until this request is answered.
+    pub(crate) async fn take_start_permit(mut self) -> Self {
         // Permits are forgotten, because they would borrow the queue. Dropping this reply returns them.
-        if self.outgoing.start_slots.try_acquire().map(SemaphorePermit::forget).is_err() {
-            self.details.start_slot = StartSlot::Awaited;
+        if self.outgoing.start_permits.try_acquire().map(SemaphorePermit::forget).is_err() {
+            self.details.start_permit = StartPermit::Awaited;
             self.outgoing.starts_waiting.fetch_add(1, Ordering::Relaxed);
             // Exempt from Tokio's coop budget: with an exhausted budget, `acquire` stays pending although it has its
             // permit, and a later start could begin first.
-            let acquired = unconstrained(self.outgoing.start_slots.acquire()).await;
+            let acquired = unconstrained(self.outgoing.start_permits.acquire()).await;
             acquired.expect("the semaphore is never closed").forget();
             self.outgoing.starts_waiting.fetch_sub(1, Ordering::Relaxed);
         }
-        self.details.start_slot = StartSlot::Held;
+        self.details.start_permit = StartPermit::Held;
         self
     }
 
@@ -332,19 +337,19 @@ impl Reply {
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        let RequestDetails { method, received_at, span, counted_bytes, start_slot } = &*self.details;
+        let RequestDetails { method, received_at, span, counted_bytes, start_permit } = &*self.details;
         let took = received_at.elapsed();
         self.outgoing.metrics.answered(*method, took);
         tracing::debug!(parent: span, took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX), "answered");
         self.outgoing.request_bytes.fetch_sub(*counted_bytes, Ordering::Relaxed);
         self.outgoing.incoming.release(*counted_bytes);
         self.outgoing.outstanding.fetch_sub(1, Ordering::Relaxed);
-        match start_slot {
-            StartSlot::None => {}
-            StartSlot::Awaited => {
+        match start_permit {
+            StartPermit::None => {}
+            StartPermit::Awaited => {
                 self.outgoing.starts_waiting.fetch_sub(1, Ordering::Relaxed);
             }
-            StartSlot::Held => self.outgoing.start_slots.add_permits(1),
+            StartPermit::Held => self.outgoing.start_permits.add_permits(1),
         }
     }
 }

@@ -105,6 +105,7 @@ impl Session {
                 session.archive.has_failed.store(true, Ordering::Release);
             }
         };
+        // A panic in the job was already printed.
         core.spawn(async move { tokio::task::spawn_blocking(save).await.unwrap_or(()) });
     }
 

@@ -68,6 +68,7 @@ impl Session {
     /// holder is known. Without a cause the process counts as running and gets no record.
     pub(crate) fn record_end(&self, process: &Process, fallback_cause: Option<&'static str>) {
         let Some(end) = process.log().take_end(fallback_cause) else { return };
+        // The name of the cause on the wire.
         let cause = end.exit.map(|exit| pump::wire_cause(exit.cause)).map(|cause| {
             let word = serde_json::to_value(cause).ok();
             word.and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()

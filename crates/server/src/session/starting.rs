@@ -1,8 +1,8 @@
 //! The path of a start from its reserved name to the holder.
 //!
 //! ```text
-//!  name reserved ──▶ waits for a slot ──▶ admitted ──▶ sandbox, record, holder ──▶ the holder's answer
-//!                    └─ the connection's ─┘            └──────── the core's ────────┘
+//!  name reserved ──▶ waits for a permit ──▶ admitted ──▶ sandbox, record, holder ──▶ the holder's answer
+//!                    └── the connection's ──┘            └──────── the core's ────────┘
 //! ```
 //! A queued start belongs to its connection and is cancelled with it: nothing starts for a peer that has disconnected
 //! or lost its permission. Once admitted, the start belongs to the core and survives a disconnect. Failure path: if the
@@ -19,7 +19,7 @@ impl Session {
     /// Hands a reserved start to the holder. The answer is sent when the process runs or has failed to start.
     pub(crate) async fn start(self: &Arc<Self>, launch: ProcessLaunch, gate: StartGate, reply: Reply) {
         let mut name = ReservedName { session: self, id: &launch.meta.process_id, gate: &gate, is_kept: false };
-        let reply = reply.take_start_slot().await;
+        let reply = reply.take_start_permit().await;
         let reserved = match self.admit(&launch, &gate) {
             Ok(reserved) => reserved,
             Err(failure) => {
@@ -40,7 +40,7 @@ impl Session {
         }
     }
 
-    /// Admits a start that has a start slot, or refuses it. Checked this late so that queued starts do not count
+    /// Admits a start that has a start permit, or refuses it. Checked this late so that queued starts do not count
     /// against the limits. Reserves an fd for the pidfd of the leader.
     fn admit(&self, launch: &ProcessLaunch, gate: &StartGate) -> Result<ReservedFd, Failure> {
         let Some(core) = self.core.upgrade().filter(|core| !core.is_draining()) else { return Err(Failure::Draining) };
