@@ -43,7 +43,7 @@ use crate::{
 /// Enough for some thousand entries. A foreign file is not read into memory beyond this.
 const MAX_BYTES: u64 = 1 << 20;
 
-const HEADER: &str = "# Who may connect to exec-server, and what for. Written by `exec-server token`; an edit by hand counts within a second.\n\n";
+const HEADER: &str = "# Who may connect to exec-server, and with which rights. Written by `exec-server token`; manual edits take effect within a second.\n\n";
 
 #[derive(Debug, thiserror::Error)]
 pub enum TokenFileError {
@@ -62,7 +62,7 @@ pub enum TokenFileError {
     Exists { name: String },
     #[error("there is no entry `{name}`")]
     Unknown { name: String },
-    #[error("make a token")]
+    #[error("generate a token")]
     Token(#[from] TokenError),
 }
 
@@ -134,8 +134,9 @@ impl AccessEntry {
     pub(super) fn rights(&self) -> Result<Rights, TokenFileError> {
         let wrong = |what| TokenFileError::Entry { name: self.name.clone(), what };
         let scopes: Option<Vec<Scope>> = self.scopes.iter().map(|word| Scope::find(word)).collect();
-        let scopes =
-            scopes.ok_or_else(|| wrong("a scope is none of exec, stdin, signal, fs-read, fs-write, http, metrics"))?;
+        let scopes = scopes.ok_or_else(|| {
+            wrong("unknown scope; the scopes are exec, stdin, signal, fs-read, fs-write, http, metrics")
+        })?;
         if scopes.is_empty() && self.revoked.is_none() {
             return Err(wrong("it has no `scopes`"));
         }
@@ -143,7 +144,7 @@ impl AccessEntry {
             return Err(wrong("a root is not an absolute path"));
         }
         if self.env.iter().flatten().any(|name| name.is_empty() || name.contains('=')) {
-            return Err(wrong("a name in `env` cannot name a variable"));
+            return Err(wrong("a name in `env` is empty or contains `=`"));
         }
         Ok(Rights { scopes, roots: self.roots.clone(), env: self.env.clone(), sandbox: self.sandbox })
     }
@@ -156,18 +157,18 @@ impl AccessEntry {
         let wrong = |what| Err(TokenFileError::Entry { name: self.name.clone(), what });
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b'@');
         if self.name.is_empty() || self.name.len() > 64 || !self.name.bytes().all(is_plain) {
-            return wrong("a name has 1 to 64 of letters, digits and `._-@`");
+            return wrong("a name has 1 to 64 characters: letters, digits and `._-@`");
         }
         if self.name == Principal::owner().as_str() {
-            return wrong("that is the name of whoever runs the server");
+            return wrong("this name is reserved for the owner of the server");
         }
         if self.sha256.is_some() && self.digest().is_none() {
             return wrong("`sha256` is not 64 hexadecimal digits");
         }
         match (is_token, &self.sha256, &self.san) {
             (true, Some(_), None) | (false, Some(_), None) | (false, None, Some(_)) => self.rights().map(drop),
-            (true, ..) => wrong("a token has `sha256`, and no `san`"),
-            (false, ..) => wrong("a certificate has either `sha256` or `san`"),
+            (true, ..) => wrong("a token needs `sha256` and must not have `san`"),
+            (false, ..) => wrong("a certificate needs either `sha256` or `san`, not both"),
         }
     }
 }

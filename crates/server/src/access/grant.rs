@@ -97,7 +97,11 @@ impl GrantRevoker {
 
     /// Ends all grants. If they have ended before, the first reason stays.
     pub(super) fn end(&self, why: GrantEnd) {
-        self.0.send_if_modified(|ended| ended.is_none() && ended.replace(why).is_none());
+        self.0.send_if_modified(|ended| {
+            let is_first = ended.is_none();
+            ended.get_or_insert(why);
+            is_first
+        });
     }
 
     /// Whether a grant of this entry still exists.

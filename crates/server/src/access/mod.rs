@@ -48,8 +48,8 @@ use crate::{
 /// effect in less than a second.
 const CHECK_EVERY: Duration = Duration::from_millis(250);
 
-/// Capacity of the queue of news. When it is full, the watching thread waits.
-const NEWS_WAITING: usize = 64;
+/// Capacity of the queue of updates. When it is full, the watching thread waits.
+const UPDATES_WAITING: usize = 64;
 
 /// Stack of the watching thread. Enough to parse a file of a few hundred entries.
 const STACK_BYTES: usize = 256 << 10;
@@ -99,8 +99,8 @@ impl Access {
     /// Also admits the clients in a token file. A missing file counts as empty; an invalid one is an error.
     pub fn with_file(mut self, path: &Path) -> Result<Self, TokenFileError> {
         self.file = Some(path.to_owned());
-        for news in self.check() {
-            if let AccessUpdate::Broken(error) = news {
+        for update in self.check() {
+            if let AccessUpdate::Broken(error) = update {
                 return Err(error);
             }
         }
@@ -129,17 +129,17 @@ impl Access {
     /// Checks the file and the expiry dates until the returned future is dropped. A change is already in force when
     /// `on_update` is called with it.
     ///
-    /// The checks run on a separate thread, which ends with the future. One reason is that a file system may be slow.
-    /// The other is the kernel's scheduler: it treats a runtime thread that wakes another thread four times a second as
-    /// one that serves many threads, and moves it to a different CPU from the client that it answers.
+    /// The checks run on a separate thread, which ends with the future, for two reasons. A file system may be slow. And a
+    /// thread of the runtime that wakes another thread four times a second looks to the kernel's scheduler like one that
+    /// serves many threads: the scheduler then moves it away from the CPU of the client that it answers.
     pub fn watch<T: Fn(AccessUpdate)>(self: Arc<Self>, on_update: T) -> io::Result<impl Future<Output = ()> + use<T>> {
-        let (news_tx, mut news_rx) = mpsc::channel(NEWS_WAITING);
+        let (update_tx, mut update_rx) = mpsc::channel(UPDATES_WAITING);
         // Nothing is sent on this channel. It disconnects when the future is dropped, which ends the thread.
         let (alive_tx, alive_rx) = std::sync::mpsc::sync_channel::<()>(0);
         thread::Builder::new().name("access".to_owned()).stack_size(STACK_BYTES).spawn(move || {
             while alive_rx.recv_timeout(CHECK_EVERY) == Err(RecvTimeoutError::Timeout) {
-                for news in self.check() {
-                    if news_tx.blocking_send(news).is_err() {
+                for update in self.check() {
+                    if update_tx.blocking_send(update).is_err() {
                         return;
                     }
                 }
@@ -147,27 +147,27 @@ impl Access {
         })?;
         Ok(async move {
             let _alive_tx = alive_tx;
-            while let Some(news) = news_rx.recv().await {
-                on_update(news);
+            while let Some(update) = update_rx.recv().await {
+                on_update(update);
             }
         })
     }
 
     fn check(&self) -> Vec<AccessUpdate> {
         let now = wall_clock::now_seconds();
-        let mut news: Vec<AccessUpdate> = Vec::new();
+        let mut updates: Vec<AccessUpdate> = Vec::new();
         if let Some(path) = &self.file {
             let stamp = private::stamp(path);
             let mut seen = self.seen.lock();
             if *seen != stamp {
                 match TokenFile::read(path).and_then(|file| self.table.lock().apply(&file.unwrap_or_default(), now)) {
-                    Ok(changes) => news.extend(changes.into_iter().map(AccessUpdate::Changed)),
-                    Err(error) => news.push(AccessUpdate::Broken(error)),
+                    Ok(changes) => updates.extend(changes.into_iter().map(AccessUpdate::Changed)),
+                    Err(error) => updates.push(AccessUpdate::Broken(error)),
                 }
                 *seen = stamp;
             }
         }
-        news.extend(self.table.lock().expire(now).into_iter().map(AccessUpdate::Changed));
-        news
+        updates.extend(self.table.lock().expire(now).into_iter().map(AccessUpdate::Changed));
+        updates
     }
 }

@@ -52,17 +52,18 @@ impl ListedEntry {
         let mut listed = Self {
             is_token,
             // An entry for a certificate by name has no digest. No token hashes to zeros.
-            digest: entry.digest().unwrap_or_else(TokenDigest::nobody),
+            digest: entry.digest().unwrap_or_else(TokenDigest::of_no_token),
             rights: Arc::new(entry.rights()?),
             entry: entry.clone(),
             revoker: GrantRevoker::new(),
             ended: None,
         };
-        listed.ended = listed.over(now);
+        listed.ended = listed.end_by(now);
         Ok(listed)
     }
 
-    fn over(&self, now: u64) -> Option<GrantEnd> {
+    /// Why the entry is no longer valid at `now`.
+    fn end_by(&self, now: u64) -> Option<GrantEnd> {
         if self.entry.revoked.is_some() {
             return Some(GrantEnd::Revoked);
         }
@@ -71,23 +72,23 @@ impl ListedEntry {
 
     /// Whether it is the same token or certificate with the same principal and rights. The expiry date may differ.
     fn is_same(&self, other: &Self) -> bool {
-        self.is_key_of(other) && self.entry.name == other.entry.name && self.rights == other.rights
+        self.has_same_key(other) && self.entry.name == other.entry.name && self.rights == other.rights
     }
 
-    fn is_key_of(&self, other: &Self) -> bool {
+    fn has_same_key(&self, other: &Self) -> bool {
         self.is_token == other.is_token
             && (&self.entry.sha256, &self.entry.san) == (&other.entry.sha256, &other.entry.san)
     }
 
-    fn is_of(&self, certificate: &Certificate<'_>) -> bool {
+    fn matches(&self, certificate: &Certificate<'_>) -> bool {
         !self.is_token
             && (self.entry.sha256.as_deref().is_some_and(|print| print.eq_ignore_ascii_case(certificate.fingerprint))
                 || self.entry.san.as_ref().is_some_and(|san| certificate.names.contains(san)))
     }
 
     fn grant(&self, now: u64) -> Option<Grant> {
-        let good = self.ended.or_else(|| self.over(now)).is_none();
-        good.then(|| self.revoker.grant(Principal::named(&self.entry.name), self.rights.clone()))
+        let is_valid = self.ended.or_else(|| self.end_by(now)).is_none();
+        is_valid.then(|| self.revoker.grant(Principal::named(&self.entry.name), self.rights.clone()))
     }
 
     fn change(&self, what: &'static str) -> AccessChange {
@@ -110,15 +111,15 @@ impl AccessTable {
             }
         }
         for mut old in before.into_iter().filter(|old| old.ended.is_none()) {
-            let is_elsewhere = next.iter().any(|new| new.is_key_of(&old) && new.ended.is_none());
+            let has_successor = next.iter().any(|new| new.has_same_key(&old) && new.ended.is_none());
             let why = match next.iter_mut().find(|new| new.is_same(&old)) {
                 Some(new) if new.ended.is_none() => {
-                    // No change to report. The connections of the old entry now belong to the new one.
+                    // Nothing to report. The grants of the old entry now belong to the new one.
                     std::mem::swap(&mut new.revoker, &mut old.revoker);
                     continue;
                 }
                 Some(new) => new.ended.unwrap_or(GrantEnd::Revoked),
-                None if is_elsewhere => GrantEnd::Changed,
+                None if has_successor => GrantEnd::Changed,
                 None => GrantEnd::Revoked,
             };
             old.revoker.end(why);
@@ -134,7 +135,7 @@ impl AccessTable {
     pub(super) fn expire(&mut self, now: u64) -> Vec<AccessChange> {
         let mut changes = Vec::new();
         for listed in self.listed.iter_mut().filter(|listed| listed.ended.is_none()) {
-            if let Some(why) = listed.over(now) {
+            if let Some(why) = listed.end_by(now) {
                 listed.ended = Some(why);
                 listed.revoker.end(why);
                 changes.push(listed.change(why.as_str()));
@@ -165,9 +166,9 @@ impl AccessTable {
     /// its first name, or `cert:` and its fingerprint if it has no name. The prefix keeps it apart from the owner and
     /// from principals in the file.
     pub(super) fn by_certificate(&mut self, certificate: &Certificate<'_>, now: u64) -> Option<Grant> {
-        let mut listed: Vec<&ListedEntry> = self.listed.iter().filter(|listed| listed.is_of(certificate)).collect();
+        let mut listed: Vec<&ListedEntry> = self.listed.iter().filter(|listed| listed.matches(certificate)).collect();
         // A revoked entry wins over all other entries that match.
-        if listed.iter().any(|listed| listed.over(now) == Some(GrantEnd::Revoked)) {
+        if listed.iter().any(|listed| listed.end_by(now) == Some(GrantEnd::Revoked)) {
             return None;
         }
         // An entry by fingerprint is more specific than one by name.
@@ -190,10 +191,11 @@ impl AccessTable {
     /// Applies a new file to certificates that are connected without being listed: ends their grants if the file now
     /// names them or accepts only listed certificates.
     fn check_unlisted(&mut self) {
-        let (listed, only_listed) = (&self.listed, self.only_listed_certificates);
+        let listed = &self.listed;
+        let only_listed = self.only_listed_certificates;
         self.unlisted.retain(|fingerprint, unlisted| {
             let certificate = Certificate { names: &unlisted.names, fingerprint };
-            let mut found = listed.iter().filter(|listed| listed.is_of(&certificate)).peekable();
+            let mut found = listed.iter().filter(|listed| listed.matches(&certificate)).peekable();
             let is_named = found.peek().is_some();
             if found.any(|listed| listed.entry.revoked.is_some()) || (only_listed && !is_named) {
                 unlisted.revoker.end(GrantEnd::Revoked);

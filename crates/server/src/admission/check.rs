@@ -54,11 +54,12 @@ pub(super) fn check(request: &HttpRequest<'_>, requirements: &ListenerRequiremen
     examine(request, requirements).unwrap_or_else(RequestVerdict::Answer)
 }
 
+/// `Err` is a response that is final, even if it is a success.
 fn examine(request: &HttpRequest<'_>, requirements: &ListenerRequirements<'_>) -> Result<RequestVerdict, HttpResponse> {
     if let "/healthz" | "/readyz" = request.path() {
         return Err(health(request, requirements));
     }
-    let grant = admit(request, requirements)?;
+    let grant = authenticate(request, requirements)?;
     if request.path() == "/metrics" {
         return metrics(request, &grant);
     }
@@ -72,7 +73,10 @@ fn examine(request: &HttpRequest<'_>, requirements: &ListenerRequirements<'_>) -
 }
 
 /// The checks that apply to every path but health: Host, Origin, `Sec-Fetch-Site` and authentication.
-pub(super) fn admit(request: &HttpRequest<'_>, requirements: &ListenerRequirements<'_>) -> Result<Grant, HttpResponse> {
+pub(super) fn authenticate(
+    request: &HttpRequest<'_>,
+    requirements: &ListenerRequirements<'_>,
+) -> Result<Grant, HttpResponse> {
     if let Some(hosts) = &requirements.hosts
         && !host::is_ours(request.values("host"), hosts)
     {
@@ -126,10 +130,11 @@ fn upgrade(request: &HttpRequest<'_>) -> Result<String, HttpResponse> {
     if has_body {
         return Err(HttpResponse::BAD_REQUEST);
     }
-    let asks = request.has_element("upgrade", "websocket") && request.has_element("connection", "upgrade");
+    let asks_for_websocket =
+        request.has_element("upgrade", "websocket") && request.has_element("connection", "upgrade");
     let mut versions = request.values("sec-websocket-version");
     let is_version = versions.next().is_some_and(|version| version.trim_ascii() == b"13") && versions.next().is_none();
-    if request.minor_version != 1 || !asks || !is_version {
+    if request.minor_version != 1 || !asks_for_websocket || !is_version {
         return Err(HttpResponse::UPGRADE_REQUIRED);
     }
     let mut keys = request.values("sec-websocket-key");

@@ -1,8 +1,8 @@
 //! Checks the `Host` header of a request against DNS rebinding: a web page whose own name resolves to our address still
 //! sends its own name in `Host`.
 //!
-//! The name decides, the port does not: behind `ssh -L`, a published container port or a proxy, the client dials
-//! another port than ours. Resolves no names.
+//! Only the name is compared, unless `--allow-host` has a port: behind `ssh -L`, a published container port or a proxy,
+//! the client dials another port than ours. Resolves no names.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -61,8 +61,8 @@ pub(super) fn is_ours<'a>(mut headers: impl Iterator<Item = &'a [u8]>, ours: &Li
     };
     let port = port.unwrap_or(if ours.certified.is_some() { DEFAULT_TLS_PORT } else { DEFAULT_PORT });
     let is_allowed = ours.allowed.iter().any(|allowed| {
-        let is_port = allowed.port.is_none_or(|allowed| allowed == port);
-        is_port && allowed.name.eq_ignore_ascii_case(&name)
+        let has_port = allowed.port.is_none_or(|allowed| allowed == port);
+        has_port && allowed.name.eq_ignore_ascii_case(&name)
     });
     let is_certified = ours.certified.is_some_and(|names| names.has(&name));
     is_allowed || is_certified || is_local(&name, ours.local.ip())

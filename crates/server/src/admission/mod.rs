@@ -107,7 +107,7 @@ pub enum AdmissionDecision {
 pub struct Admission {
     config: AdmissionConfig,
     /// `None`: nothing is reported, and `/metrics` is 404.
-    report: Option<Arc<dyn AdmissionReporter>>,
+    reporter: Option<Arc<dyn AdmissionReporter>>,
     pending: Arc<PendingConnections>,
     /// Set once by `Admission::drain`: `/readyz` fails and upgrades are refused.
     draining: AtomicBool,
@@ -115,12 +115,12 @@ pub struct Admission {
 
 impl Admission {
     pub fn new(config: AdmissionConfig) -> Self {
-        Self { config, report: None, pending: Arc::default(), draining: AtomicBool::new(false) }
+        Self { config, reporter: None, pending: Arc::default(), draining: AtomicBool::new(false) }
     }
 
-    /// Reports refusals to `report` and serves its page at `/metrics`. Without a report, `/metrics` is 404.
-    pub fn reporting(mut self, report: Arc<dyn AdmissionReporter>) -> Self {
-        self.report = Some(report);
+    /// Reports refusals to `reporter` and serves its page at `/metrics`. Without a reporter, `/metrics` is 404.
+    pub fn reporting(mut self, reporter: Arc<dyn AdmissionReporter>) -> Self {
+        self.reporter = Some(reporter);
         self
     }
 
@@ -129,7 +129,7 @@ impl Admission {
     pub fn check_request(&self, local: SocketAddr, target: &str, headers: &[(&str, &[u8])]) -> AdmissionDecision {
         let headers: Vec<_> = headers.iter().map(|(name, value)| httparse::Header { name, value }).collect();
         let request = http::HttpRequest { method: "POST", target, minor_version: 1, headers: &headers };
-        match check::admit(&request, &self.requirements(self.hosts(local, None), self.proof())) {
+        match check::authenticate(&request, &self.requirements(self.hosts(local, None), self.proof())) {
             Ok(grant) => AdmissionDecision::Admitted(grant),
             Err(response) if response.status() == 401 => AdmissionDecision::Unauthorized,
             Err(_) => AdmissionDecision::Forbidden,
@@ -165,7 +165,7 @@ impl Admission {
         slot: PendingSlot,
     ) -> Option<Authenticated> {
         if let Some(tls) = &endpoint.tls {
-            let admitting = self.admit_secured(socket, tls, (endpoint.local, peer), &slot);
+            let admitting = self.admit_secured(socket, tls, endpoint.local, peer, &slot);
             return in_time(&slot, admitting).await.ok()?;
         }
         let requirements = self.requirements(self.hosts(endpoint.local, None), self.proof());
@@ -188,14 +188,15 @@ impl Admission {
         &self,
         socket: TcpStream,
         tls: &Tls,
-        (local, peer): (SocketAddr, SocketAddr),
+        local: SocketAddr,
+        peer: SocketAddr,
         slot: &PendingSlot,
     ) -> Option<Authenticated> {
         let mut secured = match tls.accept(socket.into()).await {
             Ok(secured) => secured,
             Err(error) => {
                 tracing::debug!(%peer, %error, "no TLS handshake");
-                // Without a handshake no response can be sent, so the delay for repeated failures is ignored.
+                // Without a handshake no response can be sent, so there is nothing to delay.
                 slot.refused(Instant::now());
                 self.report_refusal(0);
                 return None;
@@ -207,7 +208,7 @@ impl Admission {
                 let certificate = Certificate { names: &shown.names, fingerprint: &shown.fingerprint };
                 let found = self.config.access.by_certificate(&certificate);
                 if found.is_none() {
-                    tracing::warn!(%peer, names = ?shown.names, "refused a revoked certificate");
+                    tracing::warn!(%peer, names = ?shown.names, "refused a certificate that is revoked or not listed");
                     self.config.audit.refused(&format_args!("{peer} {}", shown.names.join(" ")), 403);
                     slot.refused(Instant::now());
                 }
@@ -224,7 +225,7 @@ impl Admission {
     }
 
     fn requirements<'a>(&self, hosts: Option<ListenerHosts<'a>>, proof: RequiredProof<'a>) -> ListenerRequirements<'a> {
-        let is_ready = self.report.as_ref().is_none_or(|report| report.is_ready());
+        let is_ready = self.reporter.as_ref().is_none_or(|reporter| reporter.is_ready());
         ListenerRequirements { hosts, proof, draining: self.draining.load(Ordering::Acquire), is_ready }
     }
 
@@ -238,8 +239,8 @@ impl Admission {
     }
 
     fn report_refusal(&self, status: u16) {
-        if let Some(report) = &self.report {
-            report.refused(status);
+        if let Some(reporter) = &self.reporter {
+            reporter.refused(status);
         }
     }
 
@@ -270,7 +271,7 @@ impl Admission {
         Some(Authenticated::vouch(socket.into(), framing, Grant::owner(), "exec-server dial-stdio"))
     }
 
-    /// Reads one request and answers it. Returns the grant and the bytes that the peer sent behind its upgrade request.
+    /// Reads one request and answers it. Returns the grant and the bytes that the peer sent after its upgrade request.
     async fn check_and_answer(
         &self,
         socket: &mut (impl AsyncRead + AsyncWrite + Unpin),
@@ -293,7 +294,7 @@ impl Admission {
                 Some((buf, grant))
             }
             RequestVerdict::Metrics { with_body } => {
-                let page = self.report.as_ref().map(|report| HttpResponse::metrics(report.page(self.counts())));
+                let page = self.reporter.as_ref().map(|reporter| HttpResponse::metrics(reporter.page(self.counts())));
                 let page = page.map(|page| if with_body { page } else { page.without_body() });
                 http::answer_and_close(socket, &page.unwrap_or(HttpResponse::NOT_FOUND)).await;
                 None

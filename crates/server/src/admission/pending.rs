@@ -24,8 +24,9 @@ pub(super) const PENDING_MAX: usize = 64;
 /// Most slots of a source that has failed too often.
 const PENALIZED_MAX: usize = 8;
 
-/// Failures that cause no delay. A person, or a client that does not know of a new token yet, causes some.
-const FREE_FAILURES: u32 = 100;
+/// The first failure whose response is delayed. A person, or a client that does not have the new token yet, stays below
+/// it.
+const DELAYED_FROM: u32 = 100;
 
 /// The delay doubles with this many further failures.
 const FAILURES_A_DOUBLING: u32 = 16;
@@ -34,7 +35,7 @@ const FAILURES_A_DOUBLING: u32 = 16;
 const DELAY_FIRST: Duration = Duration::from_millis(50);
 const DELAY_MAX: Duration = Duration::from_secs(5);
 
-/// A source without failures for this long is forgiven.
+/// The failures of a source are forgotten if there was none for this long.
 const FORGET_AFTER: Duration = Duration::from_secs(60);
 
 /// Most sources in the table.
@@ -103,8 +104,9 @@ struct SourceRecord {
 
 impl SourceRecord {
     fn delay(&self, now: Instant) -> Option<Duration> {
-        let beyond = self.failures.checked_sub(FREE_FAILURES)?;
+        let beyond = self.failures.checked_sub(DELAYED_FROM)?;
         let is_fresh = self.last_failure.is_some_and(|last| now.duration_since(last) < FORGET_AFTER);
+        // The bound prevents an overflow. The delay reaches its maximum long before.
         let doublings = (beyond / FAILURES_A_DOUBLING).min(16);
         is_fresh.then(|| (DELAY_FIRST * (1 << doublings)).min(DELAY_MAX))
     }
@@ -125,15 +127,16 @@ impl PendingConnections {
         let mut table = self.table.lock();
         while let Some(victim) = table.victim(source, now).and_then(|victim| table.evict(victim)) {
             victim.eviction.notify_one();
-            table.fail(victim.source, now);
+            table.count_failure(victim.source, now);
             // Log only when the count is a power of two: a flood of connections must not fill the log.
             table.counts.evicted += 1;
             let evicted = table.counts.evicted;
             if evicted.is_power_of_two() {
-                tracing::warn!(evicted, "silent connections were dropped to make room for others");
+                tracing::warn!(evicted, "unauthenticated connections were dropped to make room for others");
             }
         }
-        let (ticket, eviction) = (table.next, Arc::new(Notify::new()));
+        let ticket = table.next;
+        let eviction = Arc::new(Notify::new());
         table.next += 1;
         table.waiting.insert(ticket, WaitingConnection { source, eviction: Arc::clone(&eviction) });
         table.record(source).pending += 1;
@@ -180,7 +183,8 @@ impl PendingTable {
         Some(waiting)
     }
 
-    fn fail(&mut self, source: PeerSource, now: Instant) -> Option<Duration> {
+    /// Counts a failure and returns how long to delay the response.
+    fn count_failure(&mut self, source: PeerSource, now: Instant) -> Option<Duration> {
         let record = self.record(source);
         if record.last_failure.is_some_and(|last| now.duration_since(last) >= FORGET_AFTER) {
             record.failures = 0;
@@ -214,7 +218,7 @@ impl PendingSlot {
     pub(super) fn refused(&self, now: Instant) -> Option<Duration> {
         let mut table = self.pending.table.lock();
         table.counts.refused += 1;
-        let delay = table.fail(self.source, now);
+        let delay = table.count_failure(self.source, now);
         table.counts.slowed += u64::from(delay.is_some());
         delay
     }
@@ -223,7 +227,7 @@ impl PendingSlot {
     pub(super) fn stalled(&self, now: Instant) {
         let mut table = self.pending.table.lock();
         table.counts.stalled += 1;
-        table.fail(self.source, now);
+        table.count_failure(self.source, now);
     }
 }
 
@@ -248,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_is_an_address_or_a_network_of_ipv6() {
+    fn a_source_is_an_ipv4_address_or_an_ipv6_prefix() {
         assert_eq!(at("[2001:db8::1]:1"), at("[2001:db8::ffff:2]:2"));
         assert_ne!(at("[2001:db8::1]:1"), at("[2001:db8:0:1::1]:1"));
         assert_eq!(at("[::ffff:10.0.0.1]:1"), at("10.0.0.1:2"));
@@ -257,7 +261,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_full_room_loses_the_oldest_of_whoever_has_most() {
+    async fn the_oldest_connection_of_the_source_with_the_most_is_evicted() {
         let pending = Arc::new(PendingConnections::default());
         let now = Instant::now();
         let lone: Vec<_> = (0..4).map(|n| pending.reserve(at(&format!("10.0.0.{n}:1")), now)).collect();
@@ -274,7 +278,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn failures_slow_their_source_more_and_more_up_to_a_bound_and_are_forgiven() {
+    async fn failures_delay_their_source_up_to_a_bound_and_are_forgotten() {
         let pending = Arc::new(PendingConnections::default());
         let slot = pending.reserve(at("10.0.0.1:1"), Instant::now());
         let mut delays: Vec<_> = (0..400).map(|_| slot.refused(Instant::now()).unwrap_or_default()).collect();

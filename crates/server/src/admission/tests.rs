@@ -65,7 +65,7 @@ fn bearer() -> String {
 }
 
 #[test]
-fn a_token_opens_by_header_and_by_query() {
+fn a_token_is_accepted_in_the_header_and_in_the_query() {
     let host = "127.0.0.1:4000";
     assert_eq!(status(&upgrade("/", host, &bearer())), 101);
     assert_eq!(status(&upgrade(&format!("/?token={ESCAPED}"), host, "")), 101);
@@ -74,7 +74,7 @@ fn a_token_opens_by_header_and_by_query() {
 }
 
 #[test]
-fn without_the_token_there_is_nothing_but_401() {
+fn without_a_valid_token_every_path_but_health_answers_401() {
     let host = "127.0.0.1:4000";
     let near = &TOKEN[..TOKEN.len() - 1];
     for more in [
@@ -153,7 +153,7 @@ fn a_fetch_from_another_site_is_forbidden() {
 }
 
 #[test]
-fn a_foreign_host_is_forbidden_on_every_route_before_the_token_is_looked_at() {
+fn a_foreign_host_is_forbidden_on_every_route_before_the_token_is_checked() {
     for (host, ours) in [
         ("127.0.0.1:4000", true),
         ("127.8.8.8:4000", true),
@@ -206,7 +206,7 @@ fn a_foreign_host_is_forbidden_on_every_route_before_the_token_is_looked_at() {
 }
 
 #[test]
-fn the_address_it_is_bound_to_is_ours_and_an_unspecified_one_is_nobodys() {
+fn the_bound_address_is_a_valid_host_unless_it_is_unspecified() {
     let at = |local: &str, host: &str| status_at(local, &upgrade("/", host, &bearer()));
     assert_eq!(at("10.0.0.7:4000", "10.0.0.7:4000"), 101);
     assert_eq!(at("10.0.0.7:4000", "10.0.0.7:8443"), 101);
@@ -218,7 +218,7 @@ fn the_address_it_is_bound_to_is_ours_and_an_unspecified_one_is_nobodys() {
 }
 
 #[test]
-fn health_asks_for_nothing_and_says_nothing() {
+fn health_needs_neither_host_nor_token() {
     let access = access();
     for (draining, ready) in [(false, 200), (true, 503)] {
         let hosts = Some(ListenerHosts { local: "127.0.0.1:1".parse().unwrap(), allowed: &[], certified: None });
@@ -237,7 +237,7 @@ fn health_asks_for_nothing_and_says_nothing() {
 }
 
 #[test]
-fn who_passed_is_told_what_is_wrong_with_the_upgrade() {
+fn an_authenticated_client_learns_what_is_wrong_with_its_upgrade() {
     let host = "localhost:4000";
     let good = upgrade("/", host, &bearer());
     assert_eq!(status(&upgrade("/other", host, &bearer())), 404);
@@ -259,7 +259,7 @@ fn who_passed_is_told_what_is_wrong_with_the_upgrade() {
 }
 
 #[test]
-fn a_unix_socket_asks_for_no_host_and_no_token_but_refuses_pages() {
+fn a_unix_socket_needs_no_host_and_no_token_but_refuses_an_origin() {
     let requirements = ListenerRequirements {
         hosts: None,
         proof: RequiredProof::Given(Grant::owner()),
@@ -273,7 +273,7 @@ fn a_unix_socket_asks_for_no_host_and_no_token_but_refuses_pages() {
 }
 
 #[test]
-fn a_name_to_allow_is_a_name() {
+fn an_allowed_host_must_be_a_host_name() {
     for bad in ["", ":80", "a b", "http://a", "a/b", "a:b", "a:", "a:99999", "[::1", "ü", "*"] {
         assert!(bad.parse::<AllowedHost>().is_err(), "{bad}");
     }
@@ -282,7 +282,7 @@ fn a_name_to_allow_is_a_name() {
     }
 }
 
-/// A door on a real port that takes one connection.
+/// Admission on a real port.
 struct Rig {
     listener: TcpListener,
     local: SocketAddr,
@@ -310,7 +310,7 @@ impl Rig {
         let client = async {
             let mut socket = TcpStream::connect(self.local).await.unwrap();
             for part in parts {
-                // A door that has refused may close before everything is sent.
+                // After a refusal, the server may close before everything is sent.
                 socket.write_all(part).await.ok();
             }
             let mut answer = vec![0; 4096];
@@ -340,7 +340,7 @@ impl Rig {
 }
 
 #[tokio::test]
-async fn an_answer_holds_no_token_and_no_reason() {
+async fn a_refusal_reveals_neither_token_nor_reason() {
     let rig = Rig::new().await;
     let request = upgrade("/?token=wrong-but-secret", &rig.local.to_string(), "");
     let (answer, admitted) = rig.exchange(&[request.as_bytes()]).await;
@@ -352,7 +352,7 @@ async fn an_answer_holds_no_token_and_no_reason() {
 }
 
 #[tokio::test]
-async fn a_head_in_single_bytes_with_a_frame_behind_it_is_let_in() {
+async fn a_request_in_single_bytes_followed_by_a_frame_is_admitted() {
     let rig = Rig::new().await;
     let mut request = upgrade("/", &rig.local.to_string(), &bearer()).into_bytes();
     request.extend_from_slice(b"\x81\x80\0\0\0\0");
@@ -362,7 +362,7 @@ async fn a_head_in_single_bytes_with_a_frame_behind_it_is_let_in() {
 }
 
 #[tokio::test]
-async fn a_head_beyond_its_bound_is_refused() {
+async fn an_oversized_or_invalid_head_is_refused() {
     let rig = Rig::new().await;
     let large = format!("GET / HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(9000));
     let many = format!("GET / HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(65));
@@ -373,7 +373,7 @@ async fn a_head_beyond_its_bound_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_says_nothing_is_dropped_after_ten_seconds() {
+async fn an_incomplete_request_is_dropped_after_ten_seconds() {
     let (mut near, mut far) = tokio::io::duplex(64);
     near.write_all(b"GET / HT").await.unwrap();
     let requirements = ListenerRequirements {
@@ -392,7 +392,7 @@ async fn a_peer_that_says_nothing_is_dropped_after_ten_seconds() {
 }
 
 #[tokio::test]
-async fn the_65th_pending_connection_takes_the_place_of_the_first() {
+async fn the_65th_pending_connection_evicts_the_first() {
     let rig = Rig::new().await;
     let slots: Vec<_> = (0..PENDING_MAX).map(|_| rig.admission.reserve_slot(Some(rig.local))).collect();
     assert!(rig.admission.is_crowded());
@@ -403,7 +403,7 @@ async fn the_65th_pending_connection_takes_the_place_of_the_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_fails_too_often_is_answered_later_and_the_right_token_comes_in_at_once() {
+async fn repeated_failures_are_delayed_but_a_valid_token_is_not() {
     let rig = Rig::new().await;
     let host = rig.local.to_string();
     let (wrong, right) = (upgrade("/?token=wrong", &host, ""), upgrade("/", &host, &bearer()));
@@ -421,7 +421,7 @@ async fn who_fails_too_often_is_answered_later_and_the_right_token_comes_in_at_o
 }
 
 #[test]
-fn a_server_that_lost_its_state_is_alive_and_not_ready() {
+fn a_server_that_lost_its_state_is_healthy_but_not_ready() {
     let requirements = ListenerRequirements {
         hosts: None,
         proof: RequiredProof::Given(Grant::owner()),

@@ -50,7 +50,7 @@ impl ExposureTerms {
 pub enum ExposureError {
     /// `--auth none` on a listener that other machines can reach.
     #[error(
-        "`{url}` is reachable from other machines: `--auth none` is for loopback and Unix sockets, or with `--client-ca`"
+        "`{url}` is reachable from other machines: `--auth none` is allowed only on loopback and Unix sockets, or with `--client-ca`"
     )]
     NoAuth { url: ListenUrl },
     /// The token would cross a network in clear text, and `--insecure-plaintext` was not given.
@@ -66,7 +66,7 @@ pub enum ExposureError {
     UnusedCertificate,
 }
 
-/// Checks every listener. The error names the first one that is too open.
+/// Checks every listener. The error names the first one that must not be used like this.
 pub fn check(listeners: &[ListenUrl], terms: &ExposureTerms) -> Result<(), ExposureError> {
     for url in listeners {
         let (address, has_tls) = match *url {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_loopback_only_with_somebody_to_ask_and_something_to_hide_behind() {
+    fn listeners_beyond_loopback_need_authentication_and_encryption() {
         for terms in all_terms() {
             for (addresses, is_reachable) in [(&LOCAL[..], false), (&OPEN[..], true)] {
                 for (address, scheme) in addresses.iter().flat_map(|address| [(address, "ws"), (address, "wss")]) {
@@ -159,19 +159,19 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_stands_for_a_token_unless_both_are_asked_for() {
+    fn a_client_certificate_replaces_the_token_unless_both_are_required() {
         let [ws, wss, unix] =
             ["ws://[::1]:1", "wss://[::1]:1", "unix:///x"].map(|url| url.parse::<ListenUrl>().unwrap());
         for terms in all_terms() {
             assert_eq!(terms.asks_for_token(&ws), terms.auth != Some(RequiredAuth::None));
-            let stands = terms.asks_for_certificates && terms.auth.is_none();
-            assert_eq!(terms.asks_for_token(&wss), terms.auth != Some(RequiredAuth::None) && !stands);
+            let is_replaced = terms.asks_for_certificates && terms.auth.is_none();
+            assert_eq!(terms.asks_for_token(&wss), terms.auth != Some(RequiredAuth::None) && !is_replaced);
             assert!(!terms.asks_for_token(&unix) && !terms.is_open(&unix));
         }
     }
 
     #[test]
-    fn the_refusal_names_the_flag() {
+    fn refusals_name_the_flags_that_help() {
         let open = ["ws://0.0.0.0:1".parse().unwrap()];
         let text = check(&open, &ExposureTerms::default()).unwrap_err().to_string();
         assert!(text.contains("--insecure-plaintext") && text.contains("--tls-cert"), "{text}");

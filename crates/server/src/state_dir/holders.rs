@@ -32,9 +32,10 @@ const KILL_CHECKS: (u32, Duration) = (500, Duration::from_millis(2));
 
 const GROUP_NAME: &str = "cgroup";
 
-/// How many times and how far apart to retry before a holder without a socket counts as never created. The secret is
-/// written one fork before the holder binds its socket. If the server is killed in between, the next server may look
-/// before the socket exists.
+/// How many times and how far apart to try to connect to a holder that has no socket, or whose backlog is full. A holder
+/// without a socket then counts as never created. It may only be late: the secret is written before the holder is forked,
+/// and the holder binds its socket after that. If the server is killed in between, the next server may look before the
+/// socket exists.
 const CONNECT_RETRIES: (u32, Duration) = (20, Duration::from_millis(10));
 
 /// Settings of [`SpawnedHolders`].
@@ -67,12 +68,12 @@ impl SpawnedHolders {
     pub fn new(state: Arc<StateDir>, spawner: impl Into<Arc<SpawnerHandle>>, config: SpawnedHoldersConfig) -> Self {
         let spawner = spawner.into();
         let spawned = Self { state, spawner: Mutex::new(Arc::clone(&spawner)), config };
-        spawned.guard(&spawner);
+        spawned.arrange_removal(&spawner);
         spawned
     }
 
     /// If `remove_after` is set, tells the spawner to remove the state directory should this server be killed.
-    fn guard(&self, spawner: &SpawnerHandle) {
+    fn arrange_removal(&self, spawner: &SpawnerHandle) {
         let Some(after) = self.config.remove_after else { return };
         let guarded = File::open(self.state.path()).and_then(|dir| spawner.guard(dir.as_fd(), after));
         if let Err(error) = guarded {
@@ -85,11 +86,12 @@ impl SpawnedHolders {
     fn spawner(&self) -> io::Result<Arc<SpawnerHandle>> {
         let mut spawner = self.spawner.lock();
         if let Some(program) = self.config.respawn.as_deref().filter(|_| !spawner.is_alive()) {
-            let whom = self.state.path().as_os_str();
-            let new = spawner::exec_spawner_for(program, Some(whom)).map_err(io::Error::other)?;
-            tracing::warn!(old = spawner.pid(), new = new.pid(), "the spawner died; another has taken its place");
+            // Shown by `ps`.
+            let served = self.state.path().as_os_str();
+            let new = spawner::exec_spawner_for(program, Some(served)).map_err(io::Error::other)?;
+            tracing::warn!(old = spawner.pid(), new = new.pid(), "the spawner died and was replaced");
             spawner.reap();
-            self.guard(&new);
+            self.arrange_removal(&new);
             *spawner = Arc::new(new);
         }
         Ok(spawner.clone())
@@ -105,6 +107,8 @@ impl SpawnedHolders {
         Ok(group)
     }
 
+    /// The control group of a session. Without a readable file this is the empty group, for which kill and remove do
+    /// nothing.
     fn group_of(&self, session: &str) -> SessionCgroup {
         let text = self.state.open_session_dir(session).and_then(|dir| sessions::read_small(dir.as_fd(), GROUP_NAME));
         text.ok().flatten().map_or_else(SessionCgroup::default, |text| SessionCgroup::decode(&text))
@@ -117,7 +121,7 @@ impl SpawnedHolders {
         }
         let Some(secret) = sessions::read_small(dir.as_fd(), SECRET_NAME)? else {
             // No holder was ever created for this session.
-            return record(dir.as_fd());
+            return find_record(dir.as_fd());
         };
         let Ok(secret) = <[u8; 32]>::try_from(secret) else {
             return Err(io::ErrorKind::InvalidData.into());
@@ -130,14 +134,14 @@ impl SpawnedHolders {
             // nothing is lost.
             ConnectOutcome::NoSocket => {
                 self.state.forget_secret(session);
-                record(dir.as_fd())
+                find_record(dir.as_fd())
             }
         }
     }
 }
 
-/// The record of a session that has no holder. Without a record, the session counts as dead.
-fn record(dir: BorrowedFd<'_>) -> io::Result<FoundSession> {
+/// The record of a session that has no holder. Without a record, the session is lost.
+fn find_record(dir: BorrowedFd<'_>) -> io::Result<FoundSession> {
     Ok(sessions::read_small(dir, "record")?.map_or(FoundSession::Lost, FoundSession::Record))
 }
 
@@ -206,8 +210,9 @@ impl Holders for SpawnedHolders {
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     tracing::warn!(dir = %self.state.path().display(), %error, "a session cannot be read and is left alone");
                 }
+                // The error may be temporary (EMFILE), so the session is tried again like one whose holder is silent.
                 Err(error) => {
-                    tracing::warn!(dir = %self.state.path().display(), %error, "a session cannot be read now");
+                    tracing::warn!(dir = %self.state.path().display(), %error, "a session cannot be read now and is tried again");
                     all.push((session, FoundSession::Silent));
                 }
             }
@@ -270,12 +275,12 @@ impl Holders for SpawnedHolders {
             && manifest::read(dir).is_ok_and(|manifest| manifest.is_some())
         {
             // The session is archived, and `find` reaches its files only if there is a secret. So replace the secret
-            // instead of removing it. The holder sees a secret that is not its own and knows that it was given up.
+            // instead of removing it. A holder that finds another secret than its own knows that it is not needed.
             let mut secret = [0; 32];
             let replaced = getrandom::fill(&mut secret).map_err(io::Error::other);
             let replaced = replaced.and_then(|()| sessions::write_beside(dir.as_fd(), Path::new(SECRET_NAME), &secret));
             if let Err(error) = replaced {
-                tracing::warn!(%error, "cannot remove the secret of an unused holder");
+                tracing::warn!(%error, "cannot replace the secret of an unused holder");
             }
             return self.group_of(session).remove();
         }
@@ -293,12 +298,12 @@ impl Holders for SpawnedHolders {
         group.kill();
         let (times, apart) = KILL_CHECKS;
         // Processes in uninterruptible sleep do not die and keep their group. Nothing more can be done about them.
-        (0..times).any(|_| {
-            group.is_empty() || {
-                thread::sleep(apart);
-                false
+        for _ in 0..times {
+            if group.is_empty() {
+                break;
             }
-        });
+            thread::sleep(apart);
+        }
         group.remove();
     }
 

@@ -1,5 +1,5 @@
-//! Names and places of state directories that the user did not choose. The caller passes the base directory; this
-//! module does not read the environment.
+//! Default names of state directories, used if the user has not chosen a directory. The caller passes the base
+//! directory; this module does not read the environment.
 
 use std::{
     fs::DirBuilder,
@@ -12,8 +12,8 @@ use sha2::{Digest as _, Sha256};
 
 use crate::listen::ListenUrl;
 
-/// The directory name for the first listener that has the same address after a restart. `None` if there is no such
-/// listener (port 0, stdio).
+/// A directory name made from the first listener with a fixed address, so that a restarted server finds its directory
+/// again. `None` if no listener has a fixed address (port 0, stdio).
 pub fn slug(listeners: &[ListenUrl]) -> Option<String> {
     listeners.iter().find_map(|url| match url {
         ListenUrl::Ws(address) | ListenUrl::Wss(address) if address.port() == 0 => None,
@@ -31,8 +31,8 @@ pub fn slug(listeners: &[ListenUrl]) -> Option<String> {
     })
 }
 
-/// A name for this state directory that is unique on the host. For example, all servers of a host share one list of
-/// control group names.
+/// A name for the server of this state directory that no other server of the host has. The server's control group is
+/// named so, because the control groups of all servers can be in one directory.
 pub fn shared_name(state_dir: &Path) -> String {
     let path = std::fs::canonicalize(state_dir).unwrap_or_else(|_| state_dir.to_owned());
     format!("exec-server-{}", hex::encode(&Sha256::digest(path.as_os_str().as_bytes())[..8]))
@@ -48,8 +48,8 @@ pub fn private_dir(base: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Replaces all characters but letters, digits, dots and dashes with an underscore, so that the result is one path
-/// component.
+/// Replaces every character except ASCII letters, digits, dots and dashes with an underscore, so that the result is a
+/// single path component.
 fn plain(text: &str) -> String {
     text.chars()
         .map(|c| match c {

@@ -63,7 +63,7 @@ pub enum OpenError {
     #[error("use `{}`", path.display())]
     Io { path: PathBuf, source: io::Error },
     /// Another user owns the directory and could change it while the server uses it.
-    #[error("state directory `{}` belongs to uid {owner}, not to us, uid {us}", path.display())]
+    #[error("state directory `{}` belongs to uid {owner}, but this server runs as uid {us}", path.display())]
     Owner { path: PathBuf, owner: u32, us: u32 },
     /// The mode gives other users access.
     #[error("state directory `{}` has mode {mode:04o}; it must be 0700", path.display())]
@@ -85,8 +85,8 @@ pub struct StateDir {
     path: PathBuf,
     /// `DIR/sessions`, open. Sockets are reached relative to this fd, so their paths always fit into a `sockaddr_un`.
     sessions: OwnedFd,
-    /// Kept open for its flock. No process inherits it: the spawner is forked before it is opened, and children close
-    /// all fds.
+    /// Kept open for its flock. No process inherits it: the first spawner is forked before it is opened, a later one is
+    /// executed (O_CLOEXEC), and children close all fds.
     _lock: File,
 }
 
@@ -112,7 +112,7 @@ impl StateDir {
             .is_ok_and(|found| (found.dev(), found.ino()) == (own.st_dev, own.st_ino))
     }
 
-    /// The recorded placeholder paths, of this server and of earlier ones; see `placeholder`.
+    /// The recorded paths of placeholders, of this server and of earlier ones; see `placeholder`.
     pub fn placeholders(&self) -> Vec<PathBuf> {
         let bytes = fs::read(self.path.join(PLACEHOLDERS)).unwrap_or_default();
         let paths = bytes.split(|byte| *byte == 0).filter(|path| path.first() == Some(&b'/'));
@@ -199,6 +199,7 @@ fn lock(path: &Path) -> Result<File, OpenError> {
     let file_path = path.join(LOCK_NAME);
     let failed = |source| OpenError::Io { path: file_path.clone(), source };
     let mut options = OpenOptions::new();
+    // Do not truncate before the lock is held: the file contains the pid of the server that has it.
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
     let mut file = options.open(&file_path).map_err(failed)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -229,7 +230,8 @@ pub(crate) fn if_exists<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Writes a temporary file with mode 0600 and renames it to `path`. A crash leaves either the old or the new file.
+/// Writes a temporary file with mode 0600 and renames it to `path`. A crash of the server leaves the old or the new
+/// file.
 pub fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let parent = path.parent().unwrap_or(Path::new("/"));
     let name = path.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
@@ -237,7 +239,7 @@ pub fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
     sessions::write_beside(dir.as_fd(), Path::new(name), bytes)
 }
 
-/// Like `write_private`, but also syncs the file before the rename.
+/// Like `write_private`, but also syncs the file before the rename, so that a crash of the machine cannot leave a part.
 pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".new");

@@ -18,7 +18,7 @@ pub enum NotPrivate {
     #[error("`{}` belongs to uid {owner}; it must belong to us or to root", path.display())]
     Owner { path: PathBuf, owner: u32 },
     /// Other users can read or write it.
-    #[error("`{}` has mode {mode:04o}; others must not have access, as with 0600", path.display())]
+    #[error("`{}` has mode {mode:04o}; other users must not have access (use 0600)", path.display())]
     Mode { path: PathBuf, mode: u32 },
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn check(file: &File, metadata: &Metadata, path: &Path) -> Result<(),
     if owner != 0 && owner != rustix::process::geteuid().as_raw() {
         return Err(NotPrivate::Owner { path: path.to_owned(), owner });
     }
-    if mode & 0o077 != 0 && !is_listed_for_us(file, mode) {
+    if mode & 0o077 != 0 && !is_acl_for_us_only(file, mode) {
         return Err(NotPrivate::Mode { path: path.to_owned(), mode });
     }
     Ok(())
@@ -47,7 +47,7 @@ pub(crate) fn check(file: &File, metadata: &Metadata, path: &Path) -> Result<(),
 
 /// Whether the group bits of the mode are only the mask of an ACL that gives access only to us and root. This is
 /// how systemd passes credentials to a service that is not root: the file belongs to root and shows mode 0440.
-fn is_listed_for_us(file: &File, mode: u32) -> bool {
+fn is_acl_for_us_only(file: &File, mode: u32) -> bool {
     let mut list = [0; 512];
     let Ok(size) = rustix::fs::fgetxattr(file, "system.posix_acl_access", &mut list) else { return false };
     // Layout: 4 bytes of version, then 8 bytes per entry: tag (u16), permissions (u16), and the uid or gid of a named
@@ -57,6 +57,7 @@ fn is_listed_for_us(file: &File, mode: u32) -> bool {
     let is_harmless = |&[kind, _, rights, _, id @ ..]: &[u8; 8]| match kind {
         OWNER | MASK => true,
         USER => [0, us].contains(&u32::from_le_bytes(id)),
+        // Groups and all other users.
         _ => rights == 0,
     };
     mode & 0o037 == 0 && rest.is_empty() && entries.iter().all(is_harmless)

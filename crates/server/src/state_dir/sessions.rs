@@ -1,5 +1,5 @@
-//! The session directories of a state directory: create, list, read and remove them, relative to directory fds. The
-//! contents of the files mean nothing to this module.
+//! The session directories of a state directory: create, list, read and remove them, relative to directory fds. Does
+//! not interpret the contents of the files.
 
 use std::{
     fs::File,
@@ -39,7 +39,7 @@ impl StateDir {
 
     /// Opens the directory of a session. Creates it if it is missing.
     pub fn session_dir(&self, id: &str) -> io::Result<OwnedFd> {
-        checked(id)?;
+        check_id(id)?;
         match rustix::fs::mkdirat(&self.sessions, id, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(errno.into()),
@@ -49,7 +49,7 @@ impl StateDir {
 
     /// Opens the directory of a session. Fails if it is missing.
     pub fn open_session_dir(&self, id: &str) -> io::Result<OwnedFd> {
-        checked(id)?;
+        check_id(id)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(rustix::fs::openat(&self.sessions, id, flags, Mode::empty())?)
     }
@@ -74,7 +74,7 @@ impl StateDir {
 
     /// Removes all files of a session. Succeeds if the session does not exist.
     pub fn remove_session(&self, id: &str) -> io::Result<()> {
-        checked(id)?;
+        check_id(id)?;
         let Some(dir) = if_exists(self.open_session_dir(id))? else { return Ok(()) };
         // A holder that is about to end may write its last file between emptying and removal. It writes only a
         // few files, fewer than there are rounds.
@@ -93,10 +93,10 @@ impl StateDir {
             let entry = entry?;
             let name = entry.file_name();
             if name != c"." && name != c".." {
-                absent_is_fine(rustix::fs::unlinkat(dir, name, AtFlags::empty()))?;
+                ignore_missing(rustix::fs::unlinkat(dir, name, AtFlags::empty()))?;
             }
         }
-        absent_is_fine(rustix::fs::unlinkat(&self.sessions, id, AtFlags::REMOVEDIR))
+        ignore_missing(rustix::fs::unlinkat(&self.sessions, id, AtFlags::REMOVEDIR))
     }
 }
 
@@ -121,6 +121,7 @@ pub(super) fn read_small(dir: BorrowedFd<'_>, name: &str) -> io::Result<Option<V
 /// Opens a file of a session directory for reading. Refuses a name that contains a path.
 pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str) -> io::Result<File> {
     check_name(name)?;
+    // O_NONBLOCK: opening a FIFO in place of the file must not block.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     Ok(File::from(rustix::fs::openat(dir, name, flags, Mode::empty())?))
 }
@@ -133,7 +134,7 @@ pub(super) fn remove_segments(dir: BorrowedFd<'_>, is_chosen: impl Fn(&str) -> b
             && name.ends_with(".seg")
             && is_chosen(name)
         {
-            absent_is_fine(rustix::fs::unlinkat(dir, name, AtFlags::empty()))?;
+            ignore_missing(rustix::fs::unlinkat(dir, name, AtFlags::empty()))?;
         }
     }
     Ok(())
@@ -142,7 +143,7 @@ pub(super) fn remove_segments(dir: BorrowedFd<'_>, is_chosen: impl Fn(&str) -> b
 /// Removes a file of a session directory, if it exists. Refuses a name that contains a path.
 pub(super) fn remove_file(dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     check_name(name)?;
-    absent_is_fine(rustix::fs::unlinkat(dir, name, AtFlags::empty()))
+    ignore_missing(rustix::fs::unlinkat(dir, name, AtFlags::empty()))
 }
 
 fn check_name(name: &str) -> io::Result<()> {
@@ -155,10 +156,10 @@ fn is_session_id(id: &str) -> bool {
     (1..=64).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
-fn checked(id: &str) -> io::Result<()> {
+fn check_id(id: &str) -> io::Result<()> {
     if is_session_id(id) { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }
 
-fn absent_is_fine(result: rustix::io::Result<()>) -> io::Result<()> {
+fn ignore_missing(result: rustix::io::Result<()>) -> io::Result<()> {
     if_exists(result.map_err(io::Error::from)).map(drop)
 }

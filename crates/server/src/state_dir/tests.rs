@@ -14,7 +14,7 @@ fn set_mode(path: &Path, mode: u32) {
 }
 
 #[test]
-fn everything_in_it_is_for_us_alone() {
+fn only_the_owner_can_access_the_directory_and_its_files() {
     let base = tempfile::tempdir().unwrap();
     let path = base.path().join("a/b/state");
     let state = StateDir::open(&path).unwrap();
@@ -98,7 +98,7 @@ fn sessions_of_an_earlier_boot_are_removed_and_those_of_this_one_stay() {
 }
 
 #[test]
-fn a_session_name_is_never_a_path() {
+fn session_ids_that_could_be_paths_are_refused() {
     let base = tempfile::tempdir().unwrap();
     let state = StateDir::open(base.path()).unwrap();
     for name in ["", ".", "..", "../x", "a/b", "a\0b", "ü", &"x".repeat(65)] {
@@ -108,7 +108,7 @@ fn a_session_name_is_never_a_path() {
 }
 
 #[test]
-fn a_removed_session_leaves_nothing_and_may_be_absent() {
+fn removing_a_session_leaves_nothing_and_may_be_repeated() {
     let base = tempfile::tempdir().unwrap();
     let state = StateDir::open(base.path()).unwrap();
     state.write_record("s", b"x").unwrap();
@@ -119,7 +119,7 @@ fn a_removed_session_leaves_nothing_and_may_be_absent() {
 }
 
 #[test]
-fn a_token_file_must_be_ours_and_closed_to_others() {
+fn a_token_file_that_others_own_or_can_access_is_refused() {
     let base = tempfile::tempdir().unwrap();
     let path = base.path().join("token");
     fs::write(&path, "  secret-token-of-this-test\n").unwrap();
@@ -140,7 +140,7 @@ fn a_token_file_must_be_ours_and_closed_to_others() {
 }
 
 #[test]
-fn a_token_is_visible_ascii_and_never_shown() {
+fn tokens_must_be_visible_ascii_and_debug_does_not_show_them() {
     for bad in ["", " \n", "a b", "a\u{7f}", "tökén", &"x".repeat(1025)] {
         let error = Token::parse(bad.as_bytes()).unwrap_err();
         assert!(bad.len() < 2 || !error.to_string().contains(bad));
@@ -163,7 +163,7 @@ fn a_token_has_at_least_128_bits() {
 }
 
 #[test]
-fn each_fixed_address_has_its_own_name() {
+fn each_fixed_address_has_its_own_directory_name() {
     let slug_of = |urls: &[&str]| {
         let urls: Vec<ListenUrl> = urls.iter().map(|url| url.parse().unwrap()).collect();
         slug(&urls)
@@ -178,23 +178,23 @@ fn each_fixed_address_has_its_own_name() {
 }
 
 #[test]
-fn a_last_file_of_a_holder_does_not_keep_a_session_directory() {
+fn a_file_written_during_the_removal_does_not_keep_the_session_directory() {
     let base = tempfile::tempdir().unwrap();
     let state = StateDir::open(base.path()).unwrap();
-    let (go, going) = std::sync::mpsc::channel::<std::os::fd::OwnedFd>();
-    let (told, done) = std::sync::mpsc::channel();
+    let (dir_tx, dir_rx) = std::sync::mpsc::channel::<std::os::fd::OwnedFd>();
+    let (done_tx, done_rx) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        for dir in going {
+        for dir in dir_rx {
             // An error is fine: the directory was removed first.
             super::sessions::write_beside(std::os::fd::AsFd::as_fd(&dir), Path::new("expired"), b"now").ok();
-            told.send(()).unwrap();
+            done_tx.send(()).unwrap();
         }
     });
     for _ in 0..2000 {
         state.write_record("s", b"record").unwrap();
-        go.send(state.open_session_dir("s").unwrap()).unwrap();
+        dir_tx.send(state.open_session_dir("s").unwrap()).unwrap();
         state.remove_session("s").unwrap();
-        done.recv().unwrap();
+        done_rx.recv().unwrap();
         assert_eq!(state.session_ids().unwrap(), Vec::<String>::new());
     }
 }

@@ -24,6 +24,10 @@ const GENERATED_BYTES: usize = 32;
 /// Longest accepted token. Percent-encoded, it must fit into a request head of 8 KiB.
 const MAX_BYTES: usize = 1024;
 
+/// How many bytes of a token's file are read: room for a token and whitespace around it. The buffer is allocated with this
+/// size, because growing it would leave copies of the token in freed memory.
+const READ_MAX_BYTES: usize = MAX_BYTES + 64;
+
 /// Shortest accepted token: 128 bits, at 6 bits per character as in base64.
 const MIN_CHARACTERS: usize = 22;
 
@@ -100,15 +104,15 @@ impl Token {
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
         // Check the open file instead of the path, so that the file that was checked is the file that is read.
         let metadata = file.metadata().map_err(failed)?;
-        if metadata.file_type().is_fifo() && is_nameless_pipe(&file) {
+        if metadata.file_type().is_fifo() && is_anonymous_pipe(&file) {
             // Blocking is safe here: an anonymous pipe has a writer already, or is at EOF.
             rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(|errno| failed(errno.into()))?;
         } else if !metadata.is_file() {
             return Err(TokenError::NotAFile { path: path.to_owned() });
         }
         private::check(&file, &metadata, path)?;
-        let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_BYTES + 64));
-        file.take(MAX_BYTES as u64 + 64).read_to_end(&mut bytes).map_err(failed)?;
+        let mut bytes = Zeroizing::new(Vec::with_capacity(READ_MAX_BYTES));
+        file.take(READ_MAX_BYTES as u64).read_to_end(&mut bytes).map_err(failed)?;
         Self::parse(&bytes)
     }
 
@@ -116,8 +120,8 @@ impl Token {
     pub fn from_descriptor(number: u32) -> Result<Self, TokenError> {
         let path = PathBuf::from(format!("/proc/self/fd/{number}"));
         let failed = |source| TokenError::Io { path: path.clone(), source };
-        let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_BYTES + 64));
-        File::open(&path).map_err(failed)?.take(MAX_BYTES as u64 + 64).read_to_end(&mut bytes).map_err(failed)?;
+        let mut bytes = Zeroizing::new(Vec::with_capacity(READ_MAX_BYTES));
+        File::open(&path).map_err(failed)?.take(READ_MAX_BYTES as u64).read_to_end(&mut bytes).map_err(failed)?;
         Self::parse(&bytes)
     }
 
@@ -154,7 +158,7 @@ impl Token {
     }
 }
 
-fn is_nameless_pipe(file: &File) -> bool {
+fn is_anonymous_pipe(file: &File) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|found| i128::from(found.f_type) == PIPE_FILE_SYSTEM)
 }
 
@@ -171,7 +175,7 @@ impl TokenDigest {
     }
 
     /// A digest that no token has.
-    pub(crate) fn nobody() -> Self {
+    pub(crate) fn of_no_token() -> Self {
         Self([0; 32])
     }
 

@@ -39,7 +39,8 @@ pub(super) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsErro
 
 fn read(path: &Path, file: File) -> Result<Zeroizing<Vec<u8>>, TlsError> {
     let size = file.metadata().map_err(|source| failed(path, source))?.len().min(FILE_MAX_BYTES);
-    // Allocate once, with the known size: growing the buffer would leave copies of the key in freed memory.
+    // Allocate once: growing the buffer would leave copies of the key in freed memory. One spare byte lets `read_to_end`
+    // see EOF without growing.
     let mut bytes = Zeroizing::new(Vec::with_capacity(usize::try_from(size).unwrap_or_default() + 1));
     file.take(FILE_MAX_BYTES).read_to_end(&mut bytes).map_err(|source| failed(path, source))?;
     Ok(bytes)

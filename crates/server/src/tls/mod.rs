@@ -158,11 +158,11 @@ impl Tls {
                     tracing::info!("certificates reloaded");
                 }
                 Err(error) => {
-                    let said = chain(&error);
-                    if failure.as_ref() != Some(&said) {
-                        tracing::warn!("cannot use the new certificates, keeping the old ones: {said}");
+                    let text = chain(&error);
+                    if failure.as_ref() != Some(&text) {
+                        tracing::warn!("cannot use the new certificates, keeping the old ones: {text}");
                     }
-                    failure = Some(said);
+                    failure = Some(text);
                 }
             }
         }
@@ -174,8 +174,8 @@ impl Tls {
         let ByteStream { reader, writer, probe, .. } = stream;
         let acceptor = TlsAcceptor::from(Arc::clone(&loaded.config));
         let socket = acceptor.accept(tokio::io::join(reader, writer)).await?;
-        let shown = socket.get_ref().1.peer_certificates().and_then(|chain| chain.first());
-        let certificate = shown.and_then(|der| ClientCertificate::read(der));
+        let leaf = socket.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+        let certificate = leaf.and_then(|der| ClientCertificate::read(der));
         if self.asks_for_certificates() && certificate.is_none() {
             // The verifier should have refused this already. Checked again, so that a connection without a certificate
             // can never get in.
@@ -247,11 +247,11 @@ fn load(files: &TlsFiles) -> Result<LoadedTls, TlsError> {
 
 /// The error with all its sources, on one line.
 fn chain(error: &dyn std::error::Error) -> String {
-    let mut said = error.to_string();
+    let mut text = error.to_string();
     let mut source = error.source();
     while let Some(reason) = source {
-        said = format!("{said}: {reason}");
+        text = format!("{text}: {reason}");
         source = reason.source();
     }
-    said
+    text
 }

@@ -4,8 +4,8 @@
 //! its chain was verified, and our own comes from our file. A malformed certificate has no names.
 //!
 //! It is written by hand because of build time. x509-parser would add 18 crates, among them nom, time and num-bigint,
-//! and about 25 s of CPU time to a debug build, for this one extension. webpki, which has parsed the certificate
-//! before, has no access to e-mail names.
+//! and about 25 s of CPU time to a debug build, for this one extension. webpki, which rustls
+//! uses to parse the certificate, gives no access to e-mail names.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,7 @@ const EXTENSIONS: u8 = 0xa3;
 /// OID 2.5.29.17, subjectAltName.
 const ALTERNATIVE_NAME: &[u8] = &[0x55, 0x1d, 0x11];
 
-/// Longest name of a principal, because it is written to records and logs.
+/// Longest name of a principal. Bounded because it is written to records and logs.
 const NAME_MAX_BYTES: usize = 256;
 
 /// A subject alternative name of a kind that we use.
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn uris_count_before_hosts_and_those_before_email() {
+    fn client_names_are_ordered_by_uri_then_host_then_email() {
         let check = |names: Vec<SanType>, expected: &[&str]| assert_eq!(client_names(&certificate(names)), expected);
         check(
             vec![email("a@b"), dns("X.example"), uri("spiffe://c/d"), uri("spiffe://a")],
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_that_is_cut_or_changed_anywhere_is_walked_without_harm() {
+    fn parsing_a_truncated_or_corrupted_certificate_does_not_panic() {
         let whole = certificate(vec![dns("x.example"), SanType::IpAddress("::1".parse().unwrap())]);
         assert_eq!(of(&whole), [CertificateName::Dns("x.example".into()), CertificateName::Ip("::1".parse().unwrap())]);
         for at in 0..whole.len() {

@@ -48,7 +48,7 @@ impl ClientCertVerifier for ClientVerifier {
     ) -> Result<ClientCertVerified, Error> {
         let verified = self.chain.verify_client_cert(certificate, intermediates, now)?;
         if ClientCertificate::read(certificate).is_none() {
-            tracing::warn!("refused a client certificate without a name: URI, DNS or e-mail");
+            tracing::warn!("refused a client certificate without a URI, DNS or e-mail name");
             return Err(CertificateError::ApplicationVerificationFailure.into());
         }
         Ok(verified)

@@ -43,7 +43,7 @@ fn named(grant: Option<Grant>) -> Option<String> {
 }
 
 #[test]
-fn all_that_is_offered_must_be_right_and_mean_the_same() {
+fn all_offered_tokens_must_be_valid_and_belong_to_one_entry() {
     let mut table = AccessTable::default();
     table.apply(&tokens(vec![entry("a", "ta"), entry("b", "tb")]), 0).unwrap();
     let owner = digest("to");
@@ -68,7 +68,7 @@ fn all_that_is_offered_must_be_right_and_mean_the_same() {
 }
 
 #[test]
-fn every_candidate_is_compared_whichever_is_right() {
+fn every_candidate_is_compared_even_after_a_match() {
     for right in [0, 7, 49, 50, usize::MAX] {
         let compared = Cell::new(0);
         let found = position(0..50_usize, |at| {
@@ -81,7 +81,7 @@ fn every_candidate_is_compared_whichever_is_right() {
 
 #[test]
 #[allow(clippy::disallowed_methods, reason = "a comparison of times")]
-fn the_first_the_last_and_no_match_take_about_the_same_time() {
+fn the_time_of_a_lookup_does_not_reveal_which_token_matched() {
     let mut table = AccessTable::default();
     table.apply(&tokens((0..3000).map(|n| entry(&format!("n{n}"), &format!("t{n}"))).collect()), 0).unwrap();
     let median = |token: &str| {
@@ -103,7 +103,7 @@ fn the_first_the_last_and_no_match_take_about_the_same_time() {
 }
 
 #[test]
-fn a_revoked_an_expired_and_a_removed_entry_end_their_grants_and_no_others() {
+fn revoked_expired_changed_and_removed_entries_end_only_their_own_grants() {
     let mut table = AccessTable::default();
     let file = tokens(["a", "b", "c", "d"].map(|name| entry(name, name)).into());
     table.apply(&file, 10).unwrap();
@@ -119,10 +119,13 @@ fn a_revoked_an_expired_and_a_removed_entry_end_their_grants_and_no_others() {
         [ended(a), ended(b), ended(c), ended(d)],
         [Some(GrantEnd::Revoked), None, Some(GrantEnd::Changed), None]
     );
-    let told: Vec<(&str, &str)> = changes.iter().map(|change| (change.principal.as_str(), change.what)).collect();
-    assert_eq!(told, [("c", "granted"), ("a", "revoked"), ("c", "changed")]);
+    let reported: Vec<(&str, &str)> = changes.iter().map(|change| (change.principal.as_str(), change.what)).collect();
+    assert_eq!(reported, [("c", "granted"), ("a", "revoked"), ("c", "changed")]);
     assert!(table.expire(19).is_empty() && table.by_tokens(None, &[digest("b")], 19).is_some());
-    assert!(table.by_tokens(None, &[digest("b")], 20).is_none(), "the date counts, whether it was noticed or not");
+    assert!(
+        table.by_tokens(None, &[digest("b")], 20).is_none(),
+        "an expired entry gives no grants, even before `expire` runs"
+    );
     assert_eq!(table.expire(20).len(), 1);
     assert_eq!((ended(b), ended(d)), (Some(GrantEnd::Expired), None));
     table.apply(&TokenFile::default(), 21).unwrap();
@@ -130,7 +133,7 @@ fn a_revoked_an_expired_and_a_removed_entry_end_their_grants_and_no_others() {
 }
 
 #[test]
-fn a_certificate_is_known_by_fingerprint_or_name_and_a_revoked_one_by_either() {
+fn a_certificate_matches_by_fingerprint_or_name_and_one_revoked_match_refuses_it() {
     let print = "ab".repeat(32);
     let names = ["alice@example.org".to_owned(), "host.example".to_owned()];
     let certificate = Certificate { names: &names, fingerprint: &print };
@@ -157,7 +160,7 @@ fn a_certificate_is_known_by_fingerprint_or_name_and_a_revoked_one_by_either() {
 }
 
 #[test]
-fn a_revoked_fingerprint_reaches_a_certificate_that_nobody_had_listed() {
+fn revoking_a_fingerprint_ends_the_grant_of_an_unlisted_certificate() {
     let print = "cd".repeat(32);
     let certificate = Certificate { names: &[], fingerprint: &print };
     let mut table = AccessTable::default();
@@ -168,7 +171,7 @@ fn a_revoked_fingerprint_reaches_a_certificate_that_nobody_had_listed() {
     table.apply(&certificates(vec![revoked]), 1).unwrap();
     assert_eq!(ended(&mut grant), Some(GrantEnd::Revoked));
     let mut grant = AccessTable::default().by_certificate(&certificate, 0).unwrap();
-    assert_eq!(ended(&mut grant), None, "whose source is gone is not taken back");
+    assert_eq!(ended(&mut grant), None, "dropping the table does not end its grants");
     let mut closed = AccessTable::default();
     let mut grant = closed.by_certificate(&certificate, 0).unwrap();
     closed.apply(&TokenFile { only_listed_certificates: true, ..TokenFile::default() }, 0).unwrap();
