@@ -3,7 +3,8 @@
 //!
 //! A chain of hashes has no key, so the log alone cannot show that its end was cut off or that all of it was replaced.
 //! The anchor can. It is a small file in the server's state directory. It is replaced by a rename after the log's lines
-//! are synced, so it is never ahead of the log, and at most [`super::writer::SYNC_EVERY`] behind it.
+//! are synced, so it is never ahead of the log. While both can be written, it is at most
+//! [`super::writer::SYNC_EVERY`] behind.
 
 use std::{
     fs, io,
@@ -31,7 +32,7 @@ pub struct AnchorMark {
     pub hash: String,
 }
 
-/// The place before the first line.
+/// The mark before the first line.
 impl Default for AnchorMark {
     fn default() -> Self {
         Self { seq: 0, hash: chain::NOTHING.to_owned() }

@@ -7,7 +7,7 @@
 //! program arguments, and users put secrets there.
 //!
 //! Recording never blocks: a separate thread (`writer`) writes from a bounded queue. Records that do not fit, or that
-//! cannot be written, are lost and counted. The count becomes the first line once lines can be written again.
+//! cannot be written, are lost and counted. The count is written before the next record.
 //!
 //! In [`AuditPolicy::Strict`], a process is started or an HTTP request made only after its line is synced to disk.
 //! While the log cannot be written, both are refused. Everything needed to manage running processes still works.
@@ -37,9 +37,13 @@ use tokio::{
 use self::writer::{AuditWriter, WriterQueue};
 use crate::process::truncate_argv;
 
-/// Events that the verifier and the writer recognize by name.
+// Events that the verifier and the writer recognize by name.
+
+/// Declares a partial line before it, which a crash left.
 const TORN: &str = "audit.torn";
+/// Declares that a line before it was changed, or that known lines are missing.
 const DAMAGED: &str = "audit.damaged";
+/// Says how many records were lost.
 const LOST: &str = "audit.lost";
 const EXIT: &str = "process.exit";
 /// Marks the line at which an anchor begins: the first line of the log, or the first after an existing log got an
@@ -83,13 +87,13 @@ pub enum AuditError {
     #[error("audit log `{}` is a symbolic link; name the file itself", path.display())]
     Link { path: PathBuf },
     /// The file has another hard link, through which it could be read or changed.
-    #[error("audit log `{}` has {links} hard links; it must have one name", path.display())]
+    #[error("audit log `{}` has {links} hard links; it must have only one", path.display())]
     HardLinks { path: PathBuf, links: u64 },
     /// Another user owns the file and could change it.
     #[error("audit log `{}` belongs to uid {owner}; it must belong to the user of this server", path.display())]
     Owner { path: PathBuf, owner: u32 },
     /// Another server writes to it. Two servers would break each other's chain.
-    #[error("audit log `{}` is written by another server", path.display())]
+    #[error("audit log `{}` is in use by another server", path.display())]
     InUse { path: PathBuf },
 }
 
@@ -225,7 +229,8 @@ struct OpenAudit {
 struct RefusalRate {
     since: Instant,
     written: u64,
-    more: u64,
+    /// Refusals that were not written since the last one that was.
+    suppressed: u64,
 }
 
 impl Audit {
@@ -236,7 +241,7 @@ impl Audit {
         let (writer, ended) = AuditWriter::open(path, mode, anchor, shared.clone())?;
         let thread = thread::Builder::new().name("audit".to_owned()).spawn(move || writer.run());
         let thread = thread.map_err(|source| AuditError::Io { path: path.to_owned(), source })?;
-        let refusals = RefusalRate { since: Instant::now(), written: 0, more: 0 };
+        let refusals = RefusalRate { since: Instant::now(), written: 0, suppressed: 0 };
         let inner = OpenAudit { mode, shared, thread: Mutex::new(Some(thread)), ended, refusals: Mutex::new(refusals) };
         Ok(Self(Some(Arc::new(inner))))
     }
@@ -253,7 +258,7 @@ impl Audit {
         self.0.as_ref().is_some_and(|inner| inner.mode == AuditPolicy::Strict)
     }
 
-    /// Records something and waits until it is synced to disk. Returns false if it could not be recorded.
+    /// Queues a record and waits until it is synced to disk. Returns false if it was lost.
     pub(crate) async fn commit(&self, record: AuditRecord) -> bool {
         let Some(inner) = &self.0 else { return true };
         let (tx, rx) = oneshot::channel();
@@ -266,14 +271,16 @@ impl Audit {
         let Some(inner) = &self.0 else { return };
         let mut refusals = inner.refusals.lock();
         if refusals.since.elapsed() >= Duration::from_secs(1) {
-            (refusals.since, refusals.written) = (Instant::now(), 0);
+            refusals.since = Instant::now();
+            refusals.written = 0;
         }
         if refusals.written >= REFUSALS_MAX {
-            refusals.more += 1;
+            refusals.suppressed += 1;
             return;
         }
         refusals.written += 1;
-        let count = Some(std::mem::take(&mut refusals.more)).filter(|more| *more > 0).map(|more| more + 1);
+        let suppressed = std::mem::take(&mut refusals.suppressed);
+        let count = (suppressed > 0).then_some(suppressed + 1);
         drop(refusals);
         let record =
             AuditRecord { peer: Some(peer.to_string()), status: Some(status), count, ..AuditRecord::of("door.refuse") };
@@ -287,12 +294,12 @@ impl Audit {
 
     /// Whether the log already has the exit of this process.
     pub(crate) fn has_exit(&self, session: &str, process: &str, pid: u32) -> bool {
-        let is_it = |ended: &RecordedExit| {
+        let is_this_exit = |ended: &RecordedExit| {
             ended.session.as_deref() == Some(session)
                 && ended.process.as_deref() == Some(process)
                 && ended.pid == Some(pid)
         };
-        self.0.as_ref().is_some_and(|inner| inner.ended.iter().any(is_it))
+        self.0.as_ref().is_some_and(|inner| inner.ended.iter().any(is_this_exit))
     }
 
     /// Writes the queued records and ends the thread. Blocks. Later records are dropped.

@@ -29,7 +29,7 @@ fn changed(path: &Path, change: impl FnOnce(&mut Vec<String>)) -> String {
 const OLD_LOG: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/audit.log");
 
 #[test]
-fn a_log_of_an_older_server_verifies_and_goes_on() {
+fn a_log_of_an_older_server_verifies_and_can_be_continued() {
     let report = verify(&[OLD_LOG], ExpectedLog::default()).unwrap();
     assert_eq!((report.lines, report.first_seq, report.last_seq, report.torn), (10, 1, 10, 0));
     assert_eq!(report.after, chain::NOTHING);
@@ -42,7 +42,7 @@ fn a_log_of_an_older_server_verifies_and_goes_on() {
 }
 
 #[test]
-fn a_line_has_the_bytes_that_older_servers_wrote() {
+fn a_line_is_byte_identical_to_that_of_an_older_server() {
     let old = fs::read_to_string(OLD_LOG).unwrap();
     let lines: Vec<&str> = old.lines().collect();
     let record = AuditRecord {
@@ -67,7 +67,7 @@ fn a_line_has_the_bytes_that_older_servers_wrote() {
 // Reasons of refusals were once written in full. A name of two megabytes made a line that no verifier accepts, and a
 // longer one hid the end of the chain.
 #[test]
-fn texts_of_any_length_leave_a_log_that_verifies_and_goes_on() {
+fn long_texts_are_truncated_so_that_the_log_still_verifies() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
     let long = "\u{1}".repeat(7 << 20);
@@ -94,7 +94,7 @@ fn texts_of_any_length_leave_a_log_that_verifies_and_goes_on() {
 }
 
 #[test]
-fn a_removed_a_changed_and_a_moved_line_are_named() {
+fn removed_changed_and_moved_lines_are_reported_by_number() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
     write(&path, &["a", "b", "c", "d", "e"]);
@@ -126,7 +126,7 @@ fn a_removed_a_changed_and_a_moved_line_are_named() {
 }
 
 #[test]
-fn the_chain_goes_on_after_a_restart_and_after_a_line_cut_short_anywhere() {
+fn the_chain_continues_after_a_restart_and_after_a_torn_line() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
     write(&path, &["a"]);
@@ -136,7 +136,7 @@ fn the_chain_goes_on_after_a_restart_and_after_a_line_cut_short_anywhere() {
     let whole = fs::read(&path).unwrap();
     for cut in first + 1..whole.len() as u64 {
         fs::write(&path, &whole[..usize::try_from(cut).unwrap()]).unwrap();
-        assert!(check(&path).is_ok(), "{cut}: a crash is no crime");
+        assert!(check(&path).is_ok(), "{cut}: a log with a torn end must verify");
         let at = usize::try_from(cut).unwrap();
         let is_whole = whole[at - 1] == b'\n' || whole[at] == b'\n';
         write(&path, &["d"]);
@@ -154,7 +154,7 @@ fn the_chain_goes_on_after_a_restart_and_after_a_line_cut_short_anywhere() {
 }
 
 #[test]
-fn a_last_line_that_somebody_changed_is_not_taken_for_a_crash() {
+fn a_changed_last_line_is_not_mistaken_for_a_torn_one() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
     write(&path, &["a", "b"]);
@@ -166,7 +166,7 @@ fn a_last_line_that_somebody_changed_is_not_taken_for_a_crash() {
 }
 
 #[test]
-fn a_log_that_was_renamed_goes_on_in_a_new_file_from_its_last_hash() {
+fn after_a_rotation_the_new_file_continues_the_chain() {
     let dir = tempfile::tempdir().unwrap();
     let (path, old) = (dir.path().join("log"), dir.path().join("log.1"));
     let audit = Audit::open(&path, AuditPolicy::BestEffort, None).unwrap();
@@ -186,7 +186,7 @@ fn a_log_that_was_renamed_goes_on_in_a_new_file_from_its_last_hash() {
 }
 
 #[test]
-fn one_file_has_one_writer_and_no_other_user_may_write_it() {
+fn a_log_that_is_in_use_or_writable_by_others_is_refused() {
     use std::os::unix::fs::PermissionsExt as _;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
@@ -201,7 +201,7 @@ fn one_file_has_one_writer_and_no_other_user_may_write_it() {
 }
 
 #[test]
-fn arguments_beyond_the_bound_are_left_out_and_counted() {
+fn long_arguments_are_truncated_and_their_full_size_is_recorded() {
     let long = AuditRecord::of("x").argv(&["a".to_owned(), "ü".repeat(40_000), "b".to_owned()]);
     let kept: usize = long.argv.iter().flatten().map(String::len).sum();
     assert!(kept <= ARGV_MAX_BYTES && kept > ARGV_MAX_BYTES - 8, "{kept}");
@@ -212,7 +212,7 @@ fn arguments_beyond_the_bound_are_left_out_and_counted() {
 }
 
 #[tokio::test]
-async fn refusals_are_written_at_a_bounded_rate_and_counted_beyond_it() {
+async fn refusals_are_written_at_a_bounded_rate() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
     let audit = Audit::open(&path, AuditPolicy::BestEffort, None).unwrap();

@@ -100,7 +100,8 @@ struct ChainVerifier {
     /// Bytes since the last valid line that are not a valid line themselves.
     torn: Vec<u8>,
     torn_line: u64,
-    has_seen: bool,
+    /// A line had the hash `ExpectedLog::has`.
+    has_expected: bool,
     /// The first line declares a partial line from a crash, so the second line must be the start of a file
     /// (`CONTINUE`).
     must_continue: bool,
@@ -119,12 +120,12 @@ pub fn verify(paths: &[impl AsRef<Path>], expected: ExpectedLog<'_>) -> Result<V
     for path in paths {
         chain.file(path.as_ref(), expected)?;
     }
-    if let Some(hash) = expected.has.filter(|_| !chain.has_seen) {
+    if let Some(hash) = expected.has.filter(|_| !chain.has_expected) {
         return Err(VerifyError::Missing { hash: hash.to_owned() });
     }
     if let Some(anchor) = expected.anchor.filter(|anchor| chain.report.last_seq < anchor.last.seq) {
         let last = chain.report.last_seq;
-        // Safe to accept by number: `file` compared the hash when it read the line.
+        // The number is enough here: `file` has compared the line's hash with the anchor's.
         chain.report.is_older_part = chain.has_lines && anchor.parts.iter().any(|part| part.seq == last);
         if !chain.report.is_older_part {
             let path = paths.last().map(|path| path.as_ref().to_owned()).unwrap_or_default();
@@ -149,7 +150,7 @@ impl ChainVerifier {
             }
             match chain::read(bytes.strip_suffix(b"\n").unwrap_or(&bytes)) {
                 Some(line) => {
-                    self.line(&line).map_err(|(back, what)| broken(back.unwrap_or(number), what))?;
+                    self.line(&line).map_err(|(earlier, what)| broken(earlier.unwrap_or(number), what))?;
                     if expected.anchored(line.seq).is_some_and(|hash| hash != line.hash) {
                         let what = format!(
                             "is not the line that was written with the number {}: the log was replaced",
@@ -157,7 +158,7 @@ impl ChainVerifier {
                         );
                         return Err(broken(number, what));
                     }
-                    self.has_seen |= expected.has.is_some_and(|hash| hash == line.hash);
+                    self.has_expected |= expected.has.is_some_and(|hash| hash == line.hash);
                 }
                 None => {
                     if self.torn.is_empty() {
@@ -177,8 +178,8 @@ impl ChainVerifier {
         Ok(())
     }
 
-    /// Checks that a valid line follows from the previous one. The error has the line number if it is not that of this
-    /// line.
+    /// Checks that a valid line follows from the previous one. If the error is about an earlier line, it has the number of
+    /// that line.
     fn line(&mut self, line: &ChainLine) -> Result<(), (Option<u64>, String)> {
         let is_behind_torn = !self.torn.is_empty();
         if is_behind_torn {

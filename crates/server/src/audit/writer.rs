@@ -89,6 +89,8 @@ impl WriterQueue {
         self.changed.notify_one();
     }
 
+    /// Takes the queued records, the number of lost ones, and whether the queue is closed. Waits at most `within` for the
+    /// first record.
     fn take(&self, within: Duration) -> (Vec<QueuedRecord>, u64, bool) {
         let mut queue = self.queue.lock();
         if queue.waiting.is_empty() && !queue.is_closed {
@@ -120,7 +122,7 @@ pub(super) struct AuditWriter {
     is_dirty: bool,
     synced: Instant,
     anchor: Option<StoredAnchor>,
-    /// The log's path names something that cannot be used. Reported once.
+    /// The log's path does not name a file that can be used. Logged only when it becomes so.
     has_lost_name: bool,
 }
 
@@ -139,7 +141,7 @@ impl StoredAnchor {
     /// log.
     fn read(path: &Path) -> Self {
         let known = Anchor::read(path).unwrap_or_else(|error| {
-            tracing::error!(path = %path.display(), %error, "the audit log's anchor cannot be read; a new one begins");
+            tracing::error!(path = %path.display(), %error, "the audit log's anchor cannot be read; starting a new one");
             None
         });
         Self { path: path.to_owned(), known, is_stale: false, is_failing: false }
@@ -175,7 +177,10 @@ impl StoredAnchor {
     fn write(&mut self) {
         let Some(known) = self.known.as_ref().filter(|_| self.is_stale) else { return };
         match known.write(&self.path) {
-            Ok(()) => (self.is_stale, self.is_failing) = (false, false),
+            Ok(()) => {
+                self.is_stale = false;
+                self.is_failing = false;
+            }
             Err(error) => {
                 if !self.is_failing {
                     let path = self.path.display();
@@ -226,9 +231,17 @@ impl AuditWriter {
                 Some(_) => {}
             }
         }
-        let (path, synced) = (path.to_owned(), Instant::now());
-        let has_lost_name = false;
-        let writer = Self { path, mode, shared, log, is_down: false, is_dirty: false, synced, anchor, has_lost_name };
+        let writer = Self {
+            path: path.to_owned(),
+            mode,
+            shared,
+            log,
+            is_down: false,
+            is_dirty: false,
+            synced: Instant::now(),
+            anchor,
+            has_lost_name: false,
+        };
         Ok((writer, ended))
     }
 
@@ -250,11 +263,11 @@ impl AuditWriter {
         if items.is_empty() && lost == 0 {
             return self.sync();
         }
-        let must_last = items.iter().any(|item| item.done.is_some());
+        let must_sync = items.iter().any(|item| item.done.is_some());
         let before = self.log.end.seq;
         let written = self.log.append(&items, lost).and_then(|()| {
             self.is_dirty = true;
-            if must_last { self.log.file.sync_data() } else { Ok(()) }
+            if must_sync { self.log.file.sync_data() } else { Ok(()) }
         });
         match &written {
             Ok(()) if self.is_down => {
@@ -279,7 +292,8 @@ impl AuditWriter {
         }
     }
 
-    /// Syncs the lines first and then advances the anchor, so that the anchor is never ahead of the log.
+    /// Syncs the lines first and then advances the anchor, so that the anchor is never ahead of the log. A failed sync is
+    /// repeated the next time.
     fn sync(&mut self) {
         if self.is_dirty && self.log.file.sync_data().is_ok() {
             self.is_dirty = false;
@@ -355,8 +369,8 @@ impl LogFile {
         })?;
         let end = known.cloned().unwrap_or_default();
         let id = (metadata.dev(), metadata.ino());
-        let (torn, notices) = (None, Vec::new());
-        let mut log = Self { file, id, good_bytes: 0, end, torn, is_open_ended: false, notices, begun: None };
+        let mut log =
+            Self { file, id, good_bytes: 0, end, torn: None, is_open_ended: false, notices: Vec::new(), begun: None };
         let (ended, has_known) = log.recover(known).map_err(failed)?;
         match (known, has_known) {
             (None, _) | (Some(_), Some(true)) => {}
@@ -372,14 +386,16 @@ impl LogFile {
 
     /// Finds the last valid line. The bytes after it are declared by the next line. If the file lacks the line `known`,
     /// the chain continues from `known`. Returns the exits that the file contains, and whether it has the known line or
-    /// its successor: `None` if it has no valid line.
+    /// its successor: `None` if it has no valid line, or if `known` is `None`.
     fn recover(&mut self, known: Option<&AnchorMark>) -> io::Result<(Vec<RecordedExit>, Option<bool>)> {
         let size = self.file.metadata()?.len();
         let from = size.saturating_sub(TAIL_BYTES);
         self.file.seek(SeekFrom::Start(from))?;
         let mut tail = Vec::new();
         (&self.file).take(TAIL_BYTES).read_to_end(&mut tail)?;
-        let (mut at, mut good, mut ended) = (0, 0, Vec::new());
+        let mut at = 0;
+        let mut good = 0;
+        let mut ended = Vec::new();
         let mut has_known = None;
         for piece in tail.split_inclusive(|byte| *byte == b'\n') {
             at += piece.len();
@@ -446,12 +462,15 @@ impl LogFile {
                 // `good_bytes` does not include the torn bytes, so take the size of the file.
                 self.good_bytes =
                     if had_torn { self.file.metadata()?.len() } else { self.good_bytes + out.len() as u64 };
-                (self.end, self.torn, self.is_open_ended) = (end, None, false);
+                self.end = end;
+                self.torn = None;
+                self.is_open_ended = false;
                 self.notices.clear();
                 self.begun = begun.or(self.begun.take());
                 Ok(())
             }
             Err(error) => {
+                // The torn bytes of an earlier crash stay in the file, with their newline if they have one.
                 let torn_bytes = self.torn.as_ref().and_then(|torn| torn.bytes).unwrap_or(0)
                     + u64::from(had_torn && !self.is_open_ended);
                 // Truncate the partial write. If truncating is not allowed (append-only file), the next line declares
