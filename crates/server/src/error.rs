@@ -89,7 +89,7 @@ pub(crate) enum Failure {
         "start `{program}`: an earlier start of this id was withdrawn, and the holder process has not confirmed it yet; try again"
     )]
     WithdrawnPending { program: String },
-    #[error("create the holder of session {session}: {source}; try again, or restart the server if it stays so")]
+    #[error("create the holder of session {session}: {source}; try again, or restart the server if this persists")]
     HolderFailed { session: String, source: io::Error },
     #[error("the server is shutting down; connect again")]
     Draining,
@@ -110,7 +110,7 @@ pub(crate) enum Failure {
     #[error("{what}")]
     FileInput { what: &'static str },
     #[error(
-        "more than {} bytes do not fit one message; write them in blocks with `fs/create`, `fs/writeBlock` and `fs/commit`",
+        "more than {} bytes do not fit in one message; write them in blocks with `fs/create`, `fs/writeBlock` and `fs/commit`",
         limits::FILE_BYTES
     )]
     FileTooLarge,
@@ -134,7 +134,7 @@ pub(crate) enum Failure {
     #[error("http/request failed: request to `{host}`: {source}")]
     Http { host: String, source: Box<FetchError> },
     #[error(
-        "`{principal}` may make HTTP requests to the public internet alone, for it lacks the scope `exec`: {source}"
+        "`{principal}` may make HTTP requests only to the public internet, because it lacks the scope `exec`: {source}"
     )]
     HttpTarget { principal: String, source: Box<FetchError> },
     #[error("only the owner of this server may make HTTP requests to it, not `{principal}`: {source}")]
@@ -142,7 +142,7 @@ pub(crate) enum Failure {
     #[error("http/request failed: request to `{host}`: not done within {ms} ms")]
     HttpTimeout { host: String, ms: u64 },
     #[error(
-        "HTTP request to `{host}`: the body has more than {} bytes, which do not fit one answer; ask for it with `streamResponse`",
+        "HTTP request to `{host}`: the body has more than {} bytes, too many for one answer; request it with `streamResponse`",
         limits::HTTP_BODY_BYTES
     )]
     HttpTooLarge { host: String },
@@ -277,7 +277,7 @@ impl From<exec_server_fs::Error> for Failure {
     }
 }
 
-/// Peers compare the first text.
+/// Clients compare the first text, which therefore stays as it is, although the limit is per session.
 fn too_many_handles(used: HandleUse) -> String {
     match used {
         HandleUse::Read => format!("at most {} file reads may be open per connection", limits::OPEN_FILES),

@@ -10,7 +10,7 @@ use super::{Fetcher, KIB};
 use crate::error::Failure;
 
 /// Most of the server's slots for one principal, so that it cannot take the slots of others.
-const OF_PRINCIPAL: usize = limits::HTTP_REQUESTS_OF_SERVER / 4;
+const SLOTS_OF_PRINCIPAL: usize = limits::HTTP_REQUESTS_OF_SERVER / 4;
 
 /// How many pending requests each principal has.
 #[derive(Default)]
@@ -20,7 +20,7 @@ impl PrincipalShares {
     fn take(self: &Arc<Self>, principal: &str) -> Option<PrincipalShare> {
         let mut shares = self.0.lock();
         let taken = shares.entry(principal.to_owned()).or_default();
-        (*taken < OF_PRINCIPAL).then(|| {
+        (*taken < SLOTS_OF_PRINCIPAL).then(|| {
             *taken += 1;
             PrincipalShare { shares: self.clone(), principal: principal.to_owned() }
         })
@@ -91,13 +91,14 @@ impl Fetches {
         }
         let slot = |semaphore: &Arc<Semaphore>| semaphore.clone().try_acquire_owned().ok();
         let slots = slot(&self.slots).zip(slot(&server.slots)).zip(server.shares.take(principal));
-        let (slots, share) = slots.ok_or(Failure::Overloaded { what: "HTTP requests that are under way" })?;
+        let (slots, share) = slots.ok_or(Failure::Overloaded { what: "HTTP requests in progress" })?;
         let mut table = self.table.lock();
         if is_stream && table.active.values().any(|entry| entry.is_stream && entry.name == name) {
             return Err(Failure::DuplicateRequest { id: name.to_owned() });
         }
         table.last += 1;
-        let (key, cancelled) = (table.last, Arc::new(Notify::new()));
+        let key = table.last;
+        let cancelled = Arc::new(Notify::new());
         let (taken, taken_rx) = watch::channel(0);
         let entry = FetchEntry { name: name.to_owned(), is_stream, cancelled: cancelled.clone(), taken };
         table.active.insert(key, entry);
@@ -109,7 +110,11 @@ impl Fetches {
     pub(crate) fn ack(&self, name: &str, seq: u64) {
         let table = self.table.lock();
         if let Some(entry) = table.active.values().find(|entry| entry.is_stream && entry.name == name) {
-            entry.taken.send_if_modified(|taken| seq > std::mem::replace(taken, seq.max(*taken)));
+            entry.taken.send_if_modified(|taken| {
+                let is_newer = seq > *taken;
+                *taken = seq.max(*taken);
+                is_newer
+            });
         }
     }
 
@@ -140,7 +145,7 @@ impl ActiveFetch {
     }
 
     /// Waits until chunk `seq` is within the window. Cancel safe.
-    pub(crate) async fn window(&self, seq: u64, window: u64) {
+    pub(crate) async fn wait_for_window(&self, seq: u64, window: u64) {
         let mut taken = self.taken.clone();
         // An error means that the sender is gone. It lives in the table as long as `self`, so that cannot happen here.
         taken.wait_for(|taken| seq.saturating_sub(*taken) <= window).await.ok();
@@ -160,11 +165,11 @@ mod tests {
     use exec_server_protocol::limits;
     use futures_util::FutureExt as _;
 
-    use super::{Fetcher, Fetches, OF_PRINCIPAL};
+    use super::{Fetcher, Fetches, SLOTS_OF_PRINCIPAL};
     use crate::error::Failure;
 
     #[test]
-    fn a_stream_has_its_name_alone_and_places_come_back() {
+    fn stream_ids_are_unique_and_slots_are_returned() {
         let (fetches, server) = (Arc::new(Fetches::default()), Fetcher::new(&[]));
         let first = fetches.begin(&server, "me", "r", true).unwrap();
         assert!(matches!(fetches.begin(&server, "me", "r", true), Err(Failure::DuplicateRequest { .. })));
@@ -180,20 +185,20 @@ mod tests {
     }
 
     #[test]
-    fn one_principal_leaves_places_for_others() {
+    fn one_principal_cannot_take_all_slots() {
         let server = Fetcher::new(&[]);
         let begin = |principal: &str| Arc::new(Fetches::default()).begin(&server, principal, "r", true);
-        let mut many: Vec<_> = (0..OF_PRINCIPAL).map(|_| begin("greedy").unwrap()).collect();
+        let mut many: Vec<_> = (0..SLOTS_OF_PRINCIPAL).map(|_| begin("greedy").unwrap()).collect();
         assert!(matches!(begin("greedy"), Err(Failure::Overloaded { .. })));
         let other = begin("other").unwrap();
         many.pop();
         many.push(begin("greedy").unwrap());
         drop((many, other));
-        assert!(server.shares.0.lock().is_empty(), "who has nothing under way is not remembered");
+        assert!(server.shares.0.lock().is_empty(), "a principal without requests has no entry");
     }
 
     #[tokio::test]
-    async fn whoever_waits_hears_that_it_was_called_off_however_late_it_asks() {
+    async fn a_cancelled_request_stays_cancelled_for_later_waiters() {
         let (fetches, server) = (Arc::new(Fetches::default()), Fetcher::new(&[]));
         let active = fetches.begin(&server, "me", "r", true).unwrap();
         assert!(!fetches.cancel("other"));
@@ -205,17 +210,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_piece_waits_for_its_window() {
+    async fn a_piece_waits_until_it_is_within_the_window() {
         let (fetches, server) = (Arc::new(Fetches::default()), Fetcher::new(&[]));
         let active = fetches.begin(&server, "me", "r", true).unwrap();
-        active.window(2, 2).await;
-        assert_eq!(active.window(3, 2).now_or_never(), None);
+        active.wait_for_window(2, 2).await;
+        assert_eq!(active.wait_for_window(3, 2).now_or_never(), None);
         fetches.ack("r", 1);
-        active.window(3, 2).await;
+        active.wait_for_window(3, 2).await;
         // Acknowledgements never go back, and those of other streams do not count.
         fetches.ack("r", 0);
         fetches.ack("other", 9);
-        active.window(3, 2).await;
-        assert_eq!(active.window(4, 2).now_or_never(), None);
+        active.wait_for_window(3, 2).await;
+        assert_eq!(active.wait_for_window(4, 2).now_or_never(), None);
     }
 }

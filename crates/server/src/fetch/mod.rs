@@ -47,9 +47,9 @@ const KIB: usize = 1024;
 /// Bodies up to this size need no reservation.
 pub(crate) const SMALL_BYTES: usize = 256 * KIB;
 
-/// How long an idle connection is kept, and how many per host. The total is bounded only by time: connections are kept
-/// only for principals that may start processes, and their processes can hold any number of connections anyway.
-/// Requests of other principals leave no connection behind.
+/// How long an idle connection is kept, and how many per host. There is no limit on the total: connections are kept only
+/// for principals that may start processes, and these could hold any number of connections anyway. Requests of other
+/// principals leave no connection behind.
 const IDLE: Duration = Duration::from_secs(10);
 const IDLE_PER_HOST: usize = 4;
 
@@ -130,8 +130,8 @@ impl From<reqwest::Error> for FetchError {
     }
 }
 
-/// A variable of compatible products for a file of certificate authorities. Takes precedence over `SSL_CERT_FILE` and has
-/// the same meaning.
+/// The environment variable of compatible products that names a file of certificate authorities. Has the meaning of
+/// `SSL_CERT_FILE` and takes precedence over it.
 const AUTHORITIES: &str = "CODEX_CA_CERTIFICATE";
 
 /// The `reqwest` clients, and the bounds on concurrent requests.
@@ -213,11 +213,12 @@ impl Fetcher {
             let request = if body.is_empty() { request } else { request.body(body.clone()) };
             let response = request.send().await?;
             check_headers(response.headers())?;
-            let Some(next) = follows.then(|| next(&response, &url)).transpose()?.flatten() else {
+            let Some(next) = follows.then(|| redirect_target(&response, &url)).transpose()?.flatten() else {
                 return Ok(response);
             };
-            if is_get_from_now_on(response.status(), &method) {
-                (method, body) = (Method::GET, Bytes::new());
+            if becomes_get(response.status(), &method) {
+                method = Method::GET;
+                body = Bytes::new();
                 for name in [header::CONTENT_TYPE, header::CONTENT_ENCODING, header::CONTENT_LANGUAGE] {
                     headers.remove(name);
                 }
@@ -232,12 +233,13 @@ impl Fetcher {
 
     /// Creates the clients on first use, because loading the system's certificates is slow.
     async fn clients(&self) -> Result<&HttpClients, FetchError> {
-        let making = async || {
-            let (proxies, authorities) = (self.proxies.clone(), self.authorities.clone());
+        let make = async || {
+            let proxies = self.proxies.clone();
+            let authorities = self.authorities.clone();
             let made = tokio::task::spawn_blocking(move || make_clients(&proxies, authorities.as_deref())).await;
             made.map_err(|error| error.to_string()).and_then(|made| made).map_err(|reason| FetchError::Setup { reason })
         };
-        self.clients.get_or_try_init(making).await
+        self.clients.get_or_try_init(make).await
     }
 
     /// Reserves memory for a body of at most `bytes` bytes: for the bytes and for their base64. The caller keeps the
@@ -254,8 +256,8 @@ impl Fetcher {
 }
 
 fn make_clients(proxies: &Arc<Proxies>, authorities: Option<&Path>) -> Result<HttpClients, String> {
-    let tls = tls(authorities).map_err(|error| format!("set TLS up: {error}"))?;
-    let builder = |reach: TargetReach, is_but_here: bool, idle: usize| {
+    let tls = tls(authorities).map_err(|error| format!("set up TLS: {error}"))?;
+    let builder = |reach: TargetReach, excludes_this_host: bool, idle: usize| {
         reqwest::Client::builder()
             .tls_backend_preconfigured(tls.clone())
             .redirect(redirect::Policy::none())
@@ -263,7 +265,7 @@ fn make_clients(proxies: &Arc<Proxies>, authorities: Option<&Path>) -> Result<Ht
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(idle)
             .connect_timeout(CONNECTING)
-            .dns_resolver(TargetResolver::new(reach, is_but_here))
+            .dns_resolver(TargetResolver::new(reach, excludes_this_host))
             .tcp_user_timeout(None)
             .http1_max_headers(limits::HTTP_HEADERS)
             .http2_max_header_list_size(u32::try_from(limits::HTTP_HEADER_BYTES).unwrap_or(u32::MAX))
@@ -274,8 +276,8 @@ fn make_clients(proxies: &Arc<Proxies>, authorities: Option<&Path>) -> Result<Ht
     let build = |builder: ClientBuilder| {
         builder.build().map_err(|error| format!("make an HTTP client: {}", error_text(&error)))
     };
-    let through = proxies.clone();
-    let proxy = reqwest::Proxy::custom(move |url| through.find(url).cloned());
+    let proxies = proxies.clone();
+    let proxy = reqwest::Proxy::custom(move |url| proxies.find(url).cloned());
     Ok(HttpClients {
         anywhere: build(builder(TargetReach::Anywhere, false, IDLE_PER_HOST).proxy(proxy))?,
         public: build(builder(TargetReach::Public, false, 0))?,
@@ -313,8 +315,8 @@ fn tls(authorities: Option<&Path>) -> Result<ClientConfig, rustls::Error> {
 }
 
 /// The target of a redirect, or `None` if the response is not a redirect.
-fn next(response: &Response, from: &Url) -> Result<Option<Url>, FetchError> {
-    let leads = matches!(
+fn redirect_target(response: &Response, from: &Url) -> Result<Option<Url>, FetchError> {
+    let is_redirect = matches!(
         response.status(),
         StatusCode::MOVED_PERMANENTLY
             | StatusCode::FOUND
@@ -322,7 +324,7 @@ fn next(response: &Response, from: &Url) -> Result<Option<Url>, FetchError> {
             | StatusCode::TEMPORARY_REDIRECT
             | StatusCode::PERMANENT_REDIRECT
     );
-    let Some(location) = response.headers().get(header::LOCATION).filter(|_| leads) else { return Ok(None) };
+    let Some(location) = response.headers().get(header::LOCATION).filter(|_| is_redirect) else { return Ok(None) };
     let location = str::from_utf8(location.as_bytes()).map_err(|_| FetchError::Location)?;
     let mut next = from.join(location).map_err(|_| FetchError::Location)?;
     if !matches!(next.scheme(), "http" | "https") {
@@ -336,7 +338,7 @@ fn next(response: &Response, from: &Url) -> Result<Option<Url>, FetchError> {
 }
 
 /// Whether the redirected request becomes a GET without a body. Follows the common behavior of HTTP clients.
-fn is_get_from_now_on(status: StatusCode, method: &Method) -> bool {
+fn becomes_get(status: StatusCode, method: &Method) -> bool {
     match status {
         StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND => *method == Method::POST,
         StatusCode::SEE_OTHER => *method != Method::GET && *method != Method::HEAD,
@@ -375,10 +377,10 @@ fn chain(error: &reqwest::Error) -> impl Iterator<Item = &(dyn Error + 'static)>
 mod tests {
     use reqwest::{Method, StatusCode};
 
-    use super::is_get_from_now_on;
+    use super::becomes_get;
 
     #[test]
-    fn a_redirect_keeps_the_method_where_everybody_does() {
+    fn redirects_change_the_method_as_in_other_http_clients() {
         let all = [
             (StatusCode::MOVED_PERMANENTLY, Method::POST, true),
             (StatusCode::FOUND, Method::POST, true),
@@ -389,7 +391,7 @@ mod tests {
             (StatusCode::PERMANENT_REDIRECT, Method::POST, false),
         ];
         for (status, method, expected) in all {
-            assert_eq!(is_get_from_now_on(status, &method), expected, "{status} {method}");
+            assert_eq!(becomes_get(status, &method), expected, "{status} {method}");
         }
     }
 }

@@ -69,6 +69,7 @@ impl Proxies {
         proxy.as_ref().filter(|_| !self.is_direct(url.host_str().unwrap_or_default()))
     }
 
+    /// Whether `no_proxy` names this host.
     fn is_direct(&self, host: &str) -> bool {
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         let address = bare.parse::<IpAddr>().ok();
@@ -105,6 +106,7 @@ fn parse_direct(item: &str) -> ProxyExemption {
         None => (item, None),
     };
     match base.trim_matches(['[', ']']).parse::<IpAddr>() {
+        // Without a valid prefix length, only this address.
         Ok(address) => ProxyExemption::Network(address, bits.unwrap_or(u8::MAX)),
         Err(_) => {
             // The hosts of parsed URLs are in lower case too.
@@ -114,6 +116,7 @@ fn parse_direct(item: &str) -> ProxyExemption {
     }
 }
 
+/// Whether the first `bits` bits are the same. With 0 bits, `checked_shr` returns `None` for both, so all addresses match.
 fn is_within(address: IpAddr, network: IpAddr, bits: u8) -> bool {
     match (address, network) {
         (IpAddr::V4(address), IpAddr::V4(network)) => {
@@ -147,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn each_scheme_has_its_proxy_and_all_the_rest() {
+    fn each_scheme_uses_its_own_proxy_or_all_proxy() {
         let some =
             proxies(&[("http_proxy", "http://small:1"), ("HTTP_PROXY", "http://large:1"), ("ALL_PROXY", "rest:2")]);
         assert_eq!(through(&some, "http://a/").as_deref(), Some("http://small:1/"));
@@ -157,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_no_proxy_gets_none() {
+    fn hosts_in_no_proxy_are_reached_directly() {
         let no_proxy = "localhost, .inner.example,*.other.example,10.0.0.0/8,192.168.1.7,[fd00::]/8";
         let some = proxies(&[("all_proxy", "p:1"), ("NO_PROXY", no_proxy)]);
         for (host, is_direct) in [
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_that_cannot_be_used_is_an_error_and_not_passed_by() {
+    fn an_unusable_proxy_is_an_error_and_is_not_bypassed() {
         let url = Url::parse("http://a/").unwrap();
         let socks = proxies(&[("all_proxy", "socks5://p:1")]);
         assert!(matches!(socks.check(&url), Err(ProxyError::Scheme { scheme, .. }) if scheme == "socks5"));

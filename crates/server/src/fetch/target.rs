@@ -20,8 +20,8 @@ use tokio::sync::Semaphore;
 use super::TargetReach;
 
 /// Most concurrent lookups of one resolver. A lookup cannot be cancelled: it occupies its thread until the system's
-/// resolver gives up, and file operations need these threads too.
-const LOOK_UPS: usize = 32;
+/// resolver gives up. File operations use the same pool of threads.
+const LOOKUPS_MAX: usize = 32;
 
 /// A private address, which is only for principals that may start processes. The error text does not contain it, so
 /// that a client does not learn how a name resolves inside the network.
@@ -87,19 +87,19 @@ fn is_here(address: IpAddr) -> bool {
 pub(super) struct TargetResolver {
     reach: TargetReach,
     /// Refuse a name that has an address of this machine, even if it has others too.
-    is_but_here: bool,
+    excludes_this_host: bool,
     slots: Arc<Semaphore>,
 }
 
 impl TargetResolver {
-    pub(super) fn new(reach: TargetReach, is_but_here: bool) -> Self {
-        Self { reach, is_but_here, slots: Arc::new(Semaphore::new(LOOK_UPS)) }
+    pub(super) fn new(reach: TargetReach, excludes_this_host: bool) -> Self {
+        Self { reach, excludes_this_host, slots: Arc::new(Semaphore::new(LOOKUPS_MAX)) }
     }
 }
 
 impl Resolve for TargetResolver {
     fn resolve(&self, name: Name) -> Resolving {
-        let (reach, is_but_here, slots) = (self.reach, self.is_but_here, self.slots.clone());
+        let (reach, excludes_this_host, slots) = (self.reach, self.excludes_this_host, self.slots.clone());
         Box::pin(async move {
             let host = name.as_str().to_owned();
             let looked_up = with_permit(slots, move || {
@@ -107,7 +107,7 @@ impl Resolve for TargetResolver {
                 Ok::<_, io::Error>((host, found))
             });
             let (host, found) = looked_up.await??;
-            if is_but_here && found.iter().any(|address| is_here(address.ip())) {
+            if excludes_this_host && found.iter().any(|address| is_here(address.ip())) {
                 return Err(OwnListener { host }.into());
             }
             match found.iter().find(|address| reach == TargetReach::Public && !is_public(address.ip())) {
@@ -146,9 +146,9 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
     let [a, b, c, _] = address.octets();
     let is_shared = a == 100 && (64..128).contains(&b);
     let is_for_protocols = a == 192 && b == 0 && c == 0;
-    let is_for_measuring = a == 198 && (18..20).contains(&b);
-    // In the public range, but in a large cloud it is a service of the VM's host.
-    let is_the_cloud_s = address == Ipv4Addr::new(168, 63, 129, 16);
+    let is_for_benchmarks = a == 198 && (18..20).contains(&b);
+    // A public address, but inside Azure it is a service of the VM's host.
+    let is_cloud_service = address == Ipv4Addr::new(168, 63, 129, 16);
     !(a == 0
         || a >= 240
         || address.is_private()
@@ -158,8 +158,8 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
         || address.is_documentation()
         || is_shared
         || is_for_protocols
-        || is_for_measuring
-        || is_the_cloud_s)
+        || is_for_benchmarks
+        || is_cloud_service)
 }
 
 fn is_public_v6(address: Ipv6Addr) -> bool {
@@ -192,7 +192,7 @@ mod tests {
     };
 
     #[test]
-    fn only_the_public_internet_is_public() {
+    fn private_and_reserved_addresses_are_not_public() {
         let private = [
             "0.0.0.0",
             "0.1.2.3",
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_private_address_is_one_however_it_is_written() {
+    fn private_addresses_are_refused_in_every_spelling() {
         for host in [
             "127.0.0.1",
             "2130706433",
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_leads_to_this_host_is_given_to_those_alone_who_may_go_there() {
+    async fn a_name_of_this_host_resolves_only_with_unrestricted_reach() {
         let Err(error) = TargetResolver::new(TargetReach::Public, false).resolve("localhost".parse().unwrap()).await
         else {
             panic!("localhost is this host")
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_address_of_this_host_is_one_however_it_is_written_and_whatever_name_it_has() {
+    async fn addresses_and_names_of_this_host_are_recognized() {
         for host in ["127.0.0.1", "127.9.9.9", "2130706433", "0", "0.0.0.0", "[::1]", "[::]", "[::ffff:7f00:1]"] {
             let url = Url::parse(&format!("http://{host}:80/")).unwrap();
             assert!(check_not_here(&url).is_err(), "{host}: {url}");
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_look_up_that_nobody_waits_for_keeps_its_place_until_it_is_done() {
+    async fn an_abandoned_lookup_keeps_its_slot_until_it_is_done() {
         let slots = Arc::new(Semaphore::new(1));
         let (done, wait) = std::sync::mpsc::channel::<()>();
         let mut abandoned = Box::pin(with_permit(slots.clone(), move || wait.recv().ok()));

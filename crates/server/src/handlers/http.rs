@@ -35,8 +35,8 @@ use crate::{
     pump::Reply,
 };
 
-/// Hop-by-hop headers. They belong to the connection to the target, which the server controls.
-const OF_THE_CONNECTION: [&str; 7] =
+/// They belong to the connection to the target, which the server controls.
+const HOP_BY_HOP: [&str; 7] =
     ["connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"];
 
 /// Maximum length of a method name. The longest registered one has 17 bytes.
@@ -64,26 +64,27 @@ pub(crate) struct OutboundRequest {
 /// Checks what does not depend on the principal.
 pub(crate) fn decode(params: wire::RequestParams) -> Result<OutboundRequest, Failure> {
     if params.sandbox.as_ref().is_some_and(has_no_network) {
-        let what = "the sandbox of the request has no network, and no HTTP request is made in its name".to_owned();
+        let what = "the sandbox of the request has no network, so it cannot make HTTP requests".to_owned();
         return Err(Failure::SandboxDenied { what });
     }
     if params.method.len() > METHOD_BYTES {
         return Err(invalid(format!("the method has more than {METHOD_BYTES} bytes")));
     }
     let method = Method::from_bytes(params.method.as_bytes()).ok().filter(|method| *method != Method::CONNECT);
-    let method = method.ok_or_else(|| invalid(format!("`{}` is no HTTP method for a request", params.method)))?;
-    let url = url(&params.url)?;
+    let method =
+        method.ok_or_else(|| invalid(format!("`{}` is not a method that an HTTP request can have", params.method)))?;
+    let url = parse_url(&params.url)?;
     let variable = |header: &wire::Header| header.value_env_var.as_ref().map_or(0, String::len);
     let bytes = params.headers.iter().map(|header| header.name.len() + header.value.len() + variable(header));
     let bytes: usize = bytes.sum();
     if params.headers.len() > limits::HTTP_HEADERS || bytes > limits::HTTP_HEADER_BYTES {
-        let most = format!("{} headers, {} bytes of them", limits::HTTP_HEADERS, limits::HTTP_HEADER_BYTES);
-        return Err(invalid(format!("more headers than a request may have: {most}")));
+        let most = format!("{} headers with {} bytes", limits::HTTP_HEADERS, limits::HTTP_HEADER_BYTES);
+        return Err(invalid(format!("more headers than the limit: {most}")));
     }
     let body = params.body_base64.as_deref().map(base64::decode).transpose();
     let body = body.map_err(|_| invalid("bodyBase64 is not base64 with padding".to_owned()))?.unwrap_or_default();
     let headers = params.headers.into_iter().map(|header| {
-        let name = name(&header.name)?;
+        let name = parse_name(&header.name)?;
         // The variable's name appears in errors, and errors appear in the log.
         if header.value_env_var.as_ref().is_some_and(|variable| variable.contains(char::is_control)) {
             return Err(invalid(format!("valueEnvVar of the header `{name}` has control characters")));
@@ -116,23 +117,23 @@ fn invalid(reason: String) -> Failure {
 }
 
 /// Parses the URL. Errors do not repeat it, because it may contain secrets.
-fn url(text: &str) -> Result<Url, Failure> {
+fn parse_url(text: &str) -> Result<Url, Failure> {
     if text.len() > limits::HTTP_URL_BYTES {
         return Err(invalid(format!("the url has more than {} bytes", limits::HTTP_URL_BYTES)));
     }
     let mut url = Url::parse(text).map_err(|error| invalid(format!("the url cannot be read: {error}")))?;
     if !matches!(url.scheme(), "http" | "https") {
-        return Err(invalid(format!("the url has the scheme `{}`; http and https are served", url.scheme())));
+        return Err(invalid(format!("the url has the scheme `{}`; only http and https are supported", url.scheme())));
     }
     url.set_fragment(None);
     Ok(url)
 }
 
-fn name(text: &str) -> Result<HeaderName, Failure> {
+fn parse_name(text: &str) -> Result<HeaderName, Failure> {
     let name =
-        HeaderName::from_bytes(text.as_bytes()).map_err(|_| invalid(format!("`{text}` is no name of a header")))?;
-    if OF_THE_CONNECTION.contains(&name.as_str()) {
-        return Err(invalid(format!("the header `{name}` is of a connection, which the server makes itself")));
+        HeaderName::from_bytes(text.as_bytes()).map_err(|_| invalid(format!("`{text}` is not a header name")))?;
+    if HOP_BY_HOP.contains(&name.as_str()) {
+        return Err(invalid(format!("the header `{name}` belongs to the connection, which the server controls")));
     }
     Ok(name)
 }
@@ -145,7 +146,7 @@ pub(crate) async fn request(context: RequestContext, mut request: OutboundReques
     };
     let begun = Instant::now();
     let clock = RequestClock { active: &active, host: host(&request.url), begun, timeout_ms: request.timeout_ms };
-    let until_head = clock.of_head(fetch_request.reach);
+    let until_head = clock.until_head(fetch_request.reach);
     let sent = async {
         // The timeout covers the audit record: a disk that hangs must not delay the request longer than the target
         // could.
@@ -174,17 +175,18 @@ pub(crate) async fn request(context: RequestContext, mut request: OutboundReques
     }
 }
 
-/// `http/cancel`: the pending request ends with the error that it was cancelled.
+/// `http/cancel`: the pending request fails with the error `httpCancelled`.
 pub(crate) async fn cancel(context: RequestContext, params: wire::CancelParams) -> Result<wire::CancelResult, Failure> {
     Ok(wire::CancelResult { cancelled: context.peer.fetches.cancel(&params.request_id) })
 }
 
-/// Checks what depends on the principal, and reserves a slot. Sends nothing yet. Moves body and headers into the
-/// fetch: what stays in the request counts as waiting until the answer, and a stream may take long.
+/// Checks what depends on the principal, and reserves a slot. Sends nothing yet. Moves body and headers out of `request`,
+/// which stays in memory until the response is complete: for a stream that may take long.
 fn begin(context: &RequestContext, request: &mut OutboundRequest) -> Result<(ActiveFetch, FetchRequest), Failure> {
     permitted::network(&context.grant)?;
     let is_trusted = context.grant.rights().scopes.contains(&Scope::Exec);
-    let (mut headers, mut secret) = (HeaderMap::new(), Vec::new());
+    let mut headers = HeaderMap::new();
+    let mut secret = Vec::new();
     for (name, header) in std::mem::take(&mut request.headers) {
         let mut value = header.value.into_bytes();
         let is_secret = header.value_env_var.is_some();
@@ -196,17 +198,19 @@ fn begin(context: &RequestContext, request: &mut OutboundRequest) -> Result<(Act
             value.extend_from_slice(variable_of(&context.core.config.environment, &variable)?);
             secret.push(name.clone());
         }
-        let mut value = HeaderValue::from_bytes(&value)
-            .map_err(|_| invalid(format!("the value of the header `{name}` has characters that no header has")))?;
+        let mut value = HeaderValue::from_bytes(&value).map_err(|_| {
+            invalid(format!("the value of the header `{name}` has characters that are not allowed in a header"))
+        })?;
         value.set_sensitive(is_secret);
         if name != header::CONTENT_LENGTH {
             headers.append(name, value);
         } else if value.to_str().ok().and_then(|text| text.parse().ok()) != Some(request.body.len()) {
-            return Err(invalid(format!("content-length is not the {} bytes of the body", request.body.len())));
+            return Err(invalid(format!("content-length does not match the {} bytes of the body", request.body.len())));
         }
     }
-    let (fetcher, principal) = (&context.core.fetcher, context.grant.principal().to_string());
-    let active = context.peer.fetches.begin(fetcher, &principal, &request.request_id, request.is_stream)?;
+    let principal = context.grant.principal().to_string();
+    let active =
+        context.peer.fetches.begin(&context.core.fetcher, &principal, &request.request_id, request.is_stream)?;
     let fetch_request = FetchRequest {
         method: request.method.clone(),
         url: request.url.clone(),
@@ -245,8 +249,8 @@ fn failed(context: &RequestContext, request: &OutboundRequest, source: FetchErro
     }
 }
 
-/// Answers with an error, and writes it to the log and the audit log. They omit the URL's path and query, which may be
-/// private.
+/// Answers with an error, and logs it. The audit log records only that something was forbidden. Both logs omit the URL's
+/// path and query, which may be private.
 fn refuse(context: &RequestContext, request: &OutboundRequest, failure: &Failure, reply: Reply) {
     let kind = failure.kind();
     // Only the logs contain the private address: a principal that may not reach it must not learn it.
@@ -293,13 +297,13 @@ async fn whole(
 
 /// Sends the body in pieces, each after the previous one has got its slot, and then its end.
 async fn stream(context: &RequestContext, request: &OutboundRequest, clock: &RequestClock<'_>, mut response: Response) {
-    let mut pieces = BodySender { context, request, active: clock.active, seq: 0 };
-    let mut ahead = BodyReader::default();
+    let mut sender = BodySender { context, request, active: clock.active, seq: 0 };
+    let mut reader = BodyReader::default();
     let error = loop {
         let next = async {
-            let piece = ahead.next(&mut response).await.map_err(|error| failed(context, request, error.into()))?;
+            let piece = reader.next(&mut response).await.map_err(|error| failed(context, request, error.into()))?;
             match piece {
-                Some(piece) => pieces.send(&piece).await,
+                Some(piece) => sender.send(&piece).await,
                 None => return Ok(false),
             }
             Ok(true)
@@ -313,7 +317,7 @@ async fn stream(context: &RequestContext, request: &OutboundRequest, clock: &Req
     if let Some(failure) = &error {
         tracing::warn!(to = target(&request.url), kind = failure.kind().as_str(), reason = %failure, "HTTP body ended early");
     }
-    pieces.end(error.as_ref()).await;
+    sender.end(error.as_ref()).await;
 }
 
 /// Data of a body that was read but not sent.
@@ -369,9 +373,9 @@ impl BodySender<'_> {
     /// Sends a piece. Cancel safe: a piece gets its number only after it has got its slot.
     async fn send(&mut self, piece: &[u8]) {
         if let Some(window) = self.request.window {
-            self.active.window(self.seq + 1, window).await;
+            self.active.wait_for_window(self.seq + 1, window).await;
         }
-        self.put(piece, false, None).await;
+        self.enqueue(piece, false, None).await;
     }
 
     async fn end(&mut self, failure: Option<&Failure>) {
@@ -379,10 +383,10 @@ impl BodySender<'_> {
         if let Some(text) = &mut text {
             text.truncate(text.floor_char_boundary(limits::ERROR_TEXT_BYTES));
         }
-        self.put(&[], true, text).await;
+        self.enqueue(&[], true, text).await;
     }
 
-    async fn put(&mut self, piece: &[u8], done: bool, error: Option<String>) {
+    async fn enqueue(&mut self, piece: &[u8], done: bool, error: Option<String>) {
         let outgoing = &self.context.peer.outgoing;
         let slot = outgoing.reserve_delta().await;
         self.seq += 1;
@@ -406,7 +410,7 @@ struct RequestClock<'a> {
 
 impl RequestClock<'_> {
     /// The clock for the time until the response head has arrived.
-    fn of_head(&self, reach: TargetReach) -> Self {
+    fn until_head(&self, reach: TargetReach) -> Self {
         let most = (reach == TargetReach::Public).then_some(HEAD_MS);
         Self { timeout_ms: self.timeout_ms.into_iter().chain(most).min(), ..self.clone() }
     }
@@ -468,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn long_methods_and_strange_variables_are_refused() {
+    fn long_methods_and_invalid_variable_names_are_refused() {
         check(&"M".repeat(32), "KEY").unwrap();
         assert!(check(&"M".repeat(33), "KEY").unwrap_err().contains("32 bytes"));
         assert!(check("GET", "K\nEY").unwrap_err().contains("control characters"));
@@ -476,18 +480,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_has_the_scope_http_alone_waits_for_no_head_for_ever() {
+    async fn with_only_the_scope_http_the_wait_for_the_response_head_is_bounded() {
         let fetches = Arc::new(Fetches::default());
         let active = fetches.begin(&Fetcher::new(&[]), "me", "r", true).unwrap();
         let clock = RequestClock { active: &active, host: String::new(), begun: Instant::now(), timeout_ms: None };
         let silent = std::future::pending::<Result<(), Failure>>;
-        let late = clock.of_head(TargetReach::Public).run(silent()).await;
+        let late = clock.until_head(TargetReach::Public).run(silent()).await;
         assert!(matches!(late, Err(Failure::HttpTimeout { ms: HEAD_MS, .. })), "{late:?}");
-        let (hour, forever) = (Duration::from_secs(3600), clock.of_head(TargetReach::Anywhere));
+        let (hour, forever) = (Duration::from_secs(3600), clock.until_head(TargetReach::Anywhere));
         assert!(tokio::time::timeout(hour, forever.run(silent())).await.is_err());
         let short = RequestClock { begun: Instant::now(), timeout_ms: Some(5), ..clock.clone() };
         assert!(matches!(
-            short.of_head(TargetReach::Public).run(silent()).await,
+            short.until_head(TargetReach::Public).run(silent()).await,
             Err(Failure::HttpTimeout { ms: 5, .. })
         ));
     }
