@@ -40,7 +40,7 @@ impl FileTaskSlots {
         Self { searches: Arc::new(Semaphore::new(searches)), watches: Arc::new(Semaphore::new(watches)) }
     }
 
-    /// The slots of the server.
+    /// The slots of the server: as many for watches as for searches.
     pub(crate) fn of_server() -> Self {
         Self::new(limits::SEARCHES_OF_SERVER, limits::SEARCHES_OF_SERVER)
     }
@@ -70,14 +70,14 @@ pub(crate) enum FileTask {
 }
 
 impl FileTask {
-    fn end(&self) {
+    fn stop(&self) {
         match self {
             Self::Search(search) => search.cancel(),
-            Self::Watch(watching) => watching.ender.end(),
+            Self::Watch(watch) => watch.stopper.end(),
         }
     }
 
-    fn is(&self, other: &Self) -> bool {
+    fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Search(one), Self::Search(other)) => Arc::ptr_eq(one, other),
             (Self::Watch(one), Self::Watch(other)) => Arc::ptr_eq(one, other),
@@ -126,7 +126,7 @@ impl FileTasks {
     /// Removes this task. Another one that has taken the same name stays.
     pub(crate) fn remove(&self, name: &str, task: &FileTask) {
         let mut named = self.named.lock();
-        if named.by_name.get(name).is_some_and(|known| known.is(task)) {
+        if named.by_name.get(name).is_some_and(|known| known.is_same(task)) {
             named.by_name.remove(name);
         }
     }
@@ -135,7 +135,7 @@ impl FileTasks {
     pub(crate) fn close(&self, name: &str) {
         let closed = self.named.lock().by_name.remove(name);
         if let Some(task) = closed {
-            task.end();
+            task.stop();
         }
     }
 
@@ -143,7 +143,7 @@ impl FileTasks {
     pub(crate) fn end(&self) {
         let ended = NamedTasks { by_name: BTreeMap::new(), is_over: true };
         let all = std::mem::replace(&mut *self.named.lock(), ended).by_name;
-        all.values().for_each(FileTask::end);
+        all.values().for_each(FileTask::stop);
     }
 }
 
@@ -265,7 +265,7 @@ impl SearchTask {
 #[derive(Debug)]
 pub(crate) struct WatchTask {
     pub(crate) changes: PendingChanges,
-    pub(crate) ender: WatchStopper,
+    pub(crate) stopper: WatchStopper,
     /// How paths are written on the wire.
     pub(crate) form: Form,
     changed: Notify,
@@ -276,9 +276,15 @@ pub(crate) struct WatchTask {
 
 impl WatchTask {
     /// A watch that has not started yet.
-    pub(crate) fn new(ender: WatchStopper, form: Form, slot: FileTaskSlot) -> Arc<Self> {
-        let (changes, changed, reader) = (PendingChanges::default(), Notify::new(), tokio::sync::Mutex::default());
-        Arc::new(Self { changes, ender, form, changed, reader, _slot: slot })
+    pub(crate) fn new(stopper: WatchStopper, form: Form, slot: FileTaskSlot) -> Arc<Self> {
+        Arc::new(Self {
+            changes: PendingChanges::default(),
+            stopper,
+            form,
+            changed: Notify::new(),
+            reader: tokio::sync::Mutex::default(),
+            _slot: slot,
+        })
     }
 
     /// Called by the watch's thread when there are changes.
@@ -292,7 +298,7 @@ impl WatchTask {
         let Ok(_reader) = self.reader.try_lock() else {
             return Err(Failure::Overloaded { what: "requests for changes of one watch" });
         };
-        let something = async {
+        let has_changes = async {
             loop {
                 let changed = self.changed.notified();
                 if !self.changes.is_empty() {
@@ -303,7 +309,7 @@ impl WatchTask {
         };
         if !wait.is_zero() {
             // On timeout, return an empty result.
-            tokio::time::timeout(wait, something).await.ok();
+            tokio::time::timeout(wait, has_changes).await.ok();
         }
         if !settle.is_zero() && !self.changes.is_empty() && !self.changes.is_over() {
             tokio::time::sleep(settle).await;
@@ -340,7 +346,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_search_waits_for_a_slow_reader_and_keeps_no_more_than_two_pages() {
+    async fn a_search_buffers_at_most_two_pages_for_a_slow_reader() {
         let (tasks, server) = (FileTasks::default(), FileTaskSlots::of_server());
         let search = SearchTask::new(Stop::new(), true, Form::Native, tasks.reserve_search(&server).unwrap());
         let thread = std::thread::spawn({
@@ -367,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_that_is_called_off_does_not_wait_for_its_reader() {
+    fn a_cancelled_search_does_not_wait_for_its_reader() {
         let (tasks, server) = (FileTasks::default(), FileTaskSlots::of_server());
         let search = SearchTask::new(Stop::new(), true, Form::Native, tasks.reserve_search(&server).unwrap());
         tasks.add("s", FileTask::Search(search.clone())).unwrap();
@@ -384,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_places_are_bounded_and_come_back() {
+    fn names_and_slots_are_bounded_and_slots_are_returned() {
         let (tasks, server) = (FileTasks::default(), FileTaskSlots::of_server());
         let watch = || {
             let slot = tasks.reserve_watch(&server)?;

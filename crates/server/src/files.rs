@@ -35,7 +35,7 @@ impl Drop for CancelOnDrop {
 }
 
 impl FilePool {
-    /// Creates a pool whose jobs call `before` first.
+    /// Creates a pool. Each of its jobs calls `before` first; see `Config::before_file_work`.
     pub(crate) fn new(before: Arc<dyn Fn() + Send + Sync>) -> Self {
         Self {
             jobs: Arc::new(Semaphore::new(limits::FILE_JOBS)),
@@ -44,29 +44,30 @@ impl FilePool {
         }
     }
 
-    /// Runs a blocking job on a thread when a slot is free. With a line, the job runs after the earlier jobs of that
-    /// line.
+    /// Runs a blocking job on a thread when a slot is free. With a queue, the job runs after the earlier jobs of that
+    /// queue.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         files: &SessionFiles,
-        line: Option<Arc<JobQueue>>,
+        queue: Option<Arc<JobQueue>>,
         job: impl FnOnce(&Cancel) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
-        let made = Arc::new(Mutex::new(None));
-        let making = Arc::clone(&made);
-        let job = Box::new(move |cancel: &Cancel| *making.lock() = Some(job(cancel)));
-        self.run_boxed(files, line, job).await?;
-        let made = made.lock().take();
-        made.ok_or(Failure::Internal { what: "a file operation" })?
+        let result = Arc::new(Mutex::new(None));
+        let result_in_job = Arc::clone(&result);
+        let job = Box::new(move |cancel: &Cancel| *result_in_job.lock() = Some(job(cancel)));
+        self.run_boxed(files, queue, job).await?;
+        let result = result.lock().take();
+        result.ok_or(Failure::Internal { what: "a file operation" })?
     }
 
     /// Not generic, so that the code of the thread and the waiter is not compiled again for each job type.
     async fn run_boxed(
         &self,
         files: &SessionFiles,
-        line: Option<Arc<JobQueue>>,
+        queue: Option<Arc<JobQueue>>,
         job: Box<dyn FnOnce(&Cancel) + Send>,
     ) -> Result<(), Failure> {
+        // The session's slot first: a session at its own limit must not hold slots of the server while it waits.
         let slots = (acquire(&files.jobs, 1).await?, acquire(&self.jobs, 1).await?);
         let cancel = Cancel::new();
         let cancel_on_drop = CancelOnDrop(cancel.clone());
@@ -77,11 +78,12 @@ impl FilePool {
             job(&cancel);
             // Free the slots before the waiter continues, so that its next job finds them free.
             drop(slots);
-            done_tx.send(()).unwrap_or(()); // The waiter is gone.
+            done_tx.send(()).unwrap_or(()); // An error means that the waiter is gone.
         };
-        match line {
+        match queue {
             None => drop(tokio::task::spawn_blocking(job)),
-            Some(line) if line.enqueue(job) => drop(tokio::task::spawn_blocking(move || line.run())),
+            Some(queue) if queue.enqueue(job) => drop(tokio::task::spawn_blocking(move || queue.run())),
+            // Another thread is running the queue and will also run this job.
             Some(_) => {}
         }
         let done = done_rx.await.map_err(|_| Failure::Internal { what: "a file operation" });
@@ -89,14 +91,15 @@ impl FilePool {
         done
     }
 
-    /// Reserves memory for `bytes` of a file. Keep it until they are sent to the peer.
+    /// Reserves memory for `bytes` of a file, to be kept until the answer is built.
     pub(crate) async fn reserve_memory(
         &self,
         files: &SessionFiles,
         bytes: u64,
     ) -> Result<[OwnedSemaphorePermit; 2], Failure> {
-        let kib = usize::try_from(bytes.div_ceil(1024))
+        let kib = usize::try_from(bytes.div_ceil(KIB as u64))
             .unwrap_or(usize::MAX)
+            // Waiting for more than the whole limit would never end.
             .min(limits::FILE_READING_BYTES_OF_SESSION / KIB);
         let kib = u32::try_from(kib).unwrap_or(u32::MAX);
         Ok([acquire(&files.reading, kib).await?, acquire(&self.reading, kib).await?])
@@ -117,11 +120,11 @@ pub(crate) enum FileHandle {
     Writing(Arc<DraftHandle>),
 }
 
-/// A draft, and the line in which its blocks are written one after the other.
+/// A draft, and the queue in which its blocks are written one after the other.
 #[derive(Debug)]
 pub(crate) struct DraftHandle {
     pub(crate) draft: Mutex<Draft>,
-    pub(crate) line: Arc<JobQueue>,
+    pub(crate) queue: Arc<JobQueue>,
     /// The user that writes the draft and that removes what is left of it.
     user: Option<Arc<FileUser>>,
 }
@@ -130,7 +133,7 @@ impl DraftHandle {
     /// Called on the thread that created the draft. From then on the draft is always removed as the user who created
     /// it, whichever thread drops it.
     pub(crate) fn new(draft: Draft, user: Option<Arc<FileUser>>) -> Arc<Self> {
-        Arc::new(Self { draft: Mutex::new(draft), line: Arc::default(), user })
+        Arc::new(Self { draft: Mutex::new(draft), queue: Arc::default(), user })
     }
 
     /// Removes the draft, even if it was to be kept.
@@ -190,9 +193,10 @@ pub(crate) struct SessionFiles {
 
 #[derive(Debug, Default)]
 struct HandleTable {
-    /// Each with the number of its opening, so that an opening that finishes late does not take a name that was reused.
+    /// Each handle has the number of its reservation. An open that finishes after its name was closed and reserved again
+    /// must not replace the new handle.
     by_name: BTreeMap<String, (u64, FileHandle)>,
-    openings: u64,
+    reservations: u64,
     is_over: bool,
 }
 
@@ -228,8 +232,8 @@ impl SessionFiles {
         if open >= limits::OPEN_FILES {
             return Err(Failure::TooManyHandles { used });
         }
-        handles.openings += 1;
-        let number = handles.openings;
+        handles.reservations += 1;
+        let number = handles.reservations;
         handles.by_name.insert(name.to_owned(), (number, FileHandle::Opening(used)));
         Ok(HandleReservation { files: self, name: name.to_owned(), number })
     }
@@ -248,22 +252,23 @@ impl SessionFiles {
     /// Removes exactly this file from the table. Another file with the same name stays.
     pub(crate) fn close_reading(&self, name: &str, file: &Arc<OpenFile>) {
         let mut handles = self.handles.lock();
-        let is_it = |handle: &FileHandle| matches!(handle, FileHandle::Reading(other) if Arc::ptr_eq(other, file));
-        if handles.by_name.get(name).is_some_and(|(_, handle)| is_it(handle)) {
+        let is_this_file =
+            |handle: &FileHandle| matches!(handle, FileHandle::Reading(other) if Arc::ptr_eq(other, file));
+        if handles.by_name.get(name).is_some_and(|(_, handle)| is_this_file(handle)) {
             handles.by_name.remove(name);
         }
     }
 
-    /// Removes drafts of this path from the table of a detached session, so that another session can continue what is
-    /// kept of them.
+    /// Removes drafts of this path from the table. Called for a detached session, so that another session can continue
+    /// the part that is kept.
     pub(crate) fn close_drafts(&self, path: &Path) {
         let mut handles = self.handles.lock();
-        let is_it = |handle: &FileHandle| match handle {
+        let is_closable = |handle: &FileHandle| match handle {
             // Leave a draft that is being written right now to its writer. The client can retry.
             FileHandle::Writing(writing) => writing.draft.try_lock().is_some_and(|draft| draft.path() == path),
             FileHandle::Opening(_) | FileHandle::Reading(_) => false,
         };
-        let closed: Vec<_> = handles.by_name.extract_if(.., |_, (_, handle)| is_it(handle)).collect();
+        let closed: Vec<_> = handles.by_name.extract_if(.., |_, (_, handle)| is_closable(handle)).collect();
         // Unlock first: dropping a handle may block on the disk.
         drop(handles);
         drop(closed);
@@ -281,9 +286,10 @@ impl SessionFiles {
 
 impl HandleReservation<'_> {
     /// Publishes the opened file. If the name was closed in the meantime, the file is closed again.
-    pub(crate) fn done(self, handle: FileHandle) {
+    pub(crate) fn publish(self, handle: FileHandle) {
         let mut handles = self.files.handles.lock();
         let is_ours = handles.by_name.get(&self.name).is_some_and(|(number, _)| *number == self.number);
+        // `reserve` still succeeds after `end`, so check here that the session is not over.
         if is_ours && !handles.is_over {
             handles.by_name.insert(self.name.clone(), (self.number, handle));
         }

@@ -38,13 +38,14 @@ use crate::{
 };
 
 /// Most cached sandboxes of each kind. Each costs a few fds and a mount table.
-const KEPT: usize = 32;
+const CACHED_MAX: usize = 32;
 
 /// How long placeholders stay after their last use, and how often to check them.
-const PLACED: Duration = Duration::from_secs(5);
+const PLACEHOLDER_IDLE: Duration = Duration::from_secs(5);
 
-/// How long an unused sandbox stays cached. It keeps all file systems of the host busy, also one that was unmounted.
-const IDLE: Duration = Duration::from_secs(60);
+/// How long an unused sandbox stays cached. Its mount namespace keeps every file system of the host busy, even one that
+/// was unmounted on the host.
+const SANDBOX_IDLE: Duration = Duration::from_secs(60);
 
 /// Most mounts of one sandbox.
 const MOUNTS_MAX: usize = 4000;
@@ -123,15 +124,15 @@ impl FileView {
     pub(crate) fn explain(&self, error: &files::Error) -> Option<Failure> {
         self.mounted.as_ref()?;
         // Errors for paths that the view protects. They come from the kernel, or from the `fs` crate in its place.
-        let is_kept =
+        let is_protection =
             |os: &io::Error| matches!(os.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::ResourceBusy);
-        let is_kept = matches!(&error.kind, files::ErrorKind::Os(os) if is_kept(os));
+        let is_protected = matches!(&error.kind, files::ErrorKind::Os(os) if is_protection(os));
         let denied = self.rules.decide(&error.path, Access::Read).and_then(|()| match error.category() {
             // If reading is allowed, only a write gets these errors.
             files::ErrorCategory::PermissionDenied | files::ErrorCategory::OutsideView => {
                 self.rules.decide(&error.path, Access::Write)
             }
-            _ if is_kept => Err(AccessDenied { path: error.path.clone(), wanted: Access::Write }),
+            _ if is_protected => Err(AccessDenied { path: error.path.clone(), wanted: Access::Write }),
             _ => Ok(()),
         });
         denied.err().map(Failure::from)
@@ -156,7 +157,7 @@ impl ProcessSandbox {
     }
 }
 
-/// Cached sandboxes, most recently used last; at most [`KEPT`].
+/// Cached sandboxes, most recently used last; at most [`CACHED_MAX`].
 type SandboxCache<T> = Mutex<Vec<(Confinement, Arc<PreparedSandbox<T>>)>>;
 
 /// All sandboxes of a server, with their caches.
@@ -176,7 +177,7 @@ impl Sandboxes {
         Self { holders, hidden, tmpdir, processes: Mutex::default(), views: Mutex::default(), placed }
     }
 
-    /// Reads the sandbox of a request. `None` if it restricts nothing.
+    /// Converts the sandbox of a request from the wire. `None` if it restricts nothing.
     pub(crate) fn read(&self, context: &wire::SandboxContext) -> Result<Option<Confinement>, Failure> {
         let wire::Profile::Managed { file_system, network } = &context.permissions else { return Ok(None) };
         let is_network_restricted = *network == wire::Network::Restricted;
@@ -184,7 +185,9 @@ impl Sandboxes {
             wire::FileSystem::Unrestricted => None,
             wire::FileSystem::Restricted { entries, glob_scan_max_depth } => {
                 if *glob_scan_max_depth == Some(0) {
-                    return Err(Failure::InvalidParams { reason: "`glob_scan_max_depth` is at least 1".to_owned() });
+                    return Err(Failure::InvalidParams {
+                        reason: "`glob_scan_max_depth` must be at least 1".to_owned(),
+                    });
                 }
                 let entries = entries.iter().map(entry).collect::<Result<_, _>>()?;
                 Some(Policy { entries, scan_depth: *glob_scan_max_depth })
@@ -212,7 +215,7 @@ impl Sandboxes {
         if let Some(path) = own_files::find_hard_linked(&self.hidden) {
             return Err(Failure::NotEnforceable {
                 what: format!(
-                    "`{}` belongs to the server and has more than one hard link, so that a sandbox cannot hide it; remove the others",
+                    "`{}` belongs to the server and has more than one hard link, so a sandbox cannot hide it; remove the other links",
                     path.display()
                 ),
             });
@@ -228,7 +231,7 @@ impl Sandboxes {
                     Some(_) if !rules.allows_everything_but(&self.hidden) => ViewPurpose::Process,
                     Some(_) | None => ViewPurpose::WholeSystem,
                 };
-                // Check this first: it is cheap, and without Landlock a view would be built in vain.
+                // Check this first, because it is cheap. Without Landlock the kit fails, and the view would be wasted.
                 Kit::check_host().map_err(not_enforceable)?;
                 let (view, mounted) = self.build(&ViewScript::new(rules, purpose))?;
                 let kit = Kit::new(rules, purpose, asked.is_network_restricted, view).map_err(not_enforceable)?;
@@ -250,7 +253,7 @@ impl Sandboxes {
             self.record_placeholders(rules.absent());
             for path in rules.absent() {
                 placeholder::make(path).map_err(|error| Failure::NotEnforceable {
-                    what: format!("`{}` cannot be kept from being made: {error}", path.display()),
+                    what: format!("the creation of `{}` cannot be prevented: {error}", path.display()),
                 })?;
             }
             rules = asked.rules()?;
@@ -309,19 +312,19 @@ impl Sandboxes {
     pub(crate) fn sweep(&self) {
         let paths = {
             let mut placed = self.placed.lock();
-            if placed.1.elapsed() < PLACED {
+            if placed.1.elapsed() < PLACEHOLDER_IDLE {
                 return;
             }
             placed.1 = Instant::now();
             placed.0.clone()
         };
-        // Keep a sandbox that is in use or was used recently. A sandbox with placeholders is kept for a shorter time,
-        // because it keeps them too.
+        // Keep a sandbox that is in use or was used recently. One with placeholders is kept for a shorter time, because
+        // its locks keep the placeholders.
         self.processes.lock().retain(|(_, kept)| {
-            let enough = if kept.parts.placeholders.is_empty() { IDLE } else { PLACED };
+            let enough = if kept.parts.placeholders.is_empty() { SANDBOX_IDLE } else { PLACEHOLDER_IDLE };
             Arc::strong_count(kept) > 1 || kept.used.lock().elapsed() < enough
         });
-        self.views.lock().retain(|(_, kept)| Arc::strong_count(kept) > 1 || kept.used.lock().elapsed() < IDLE);
+        self.views.lock().retain(|(_, kept)| Arc::strong_count(kept) > 1 || kept.used.lock().elapsed() < SANDBOX_IDLE);
         let (gone, _) = placeholder::remove_all(paths);
         if !gone.is_empty() {
             self.forget_placeholders(&gone);
@@ -363,11 +366,8 @@ impl Sandboxes {
             })
         };
         if let Some(found) = found {
-            let fits = match asked.has_patterns() {
-                true => read()? == found.rules,
-                false => found.rules.is_fresh(),
-            };
-            if fits && found.mounted.as_ref().is_none_or(ViewMounts::is_whole) {
+            let are_rules_valid = if asked.has_patterns() { read()? == found.rules } else { found.rules.is_fresh() };
+            if are_rules_valid && found.mounted.as_ref().is_none_or(ViewMounts::is_whole) {
                 *found.used.lock() = Instant::now();
                 return Ok(found);
             }
@@ -386,7 +386,7 @@ impl Sandboxes {
         let made = Arc::new(PreparedSandbox { parts, rules, mounted, used: Mutex::new(Instant::now()) });
         let mut kept = kept.lock();
         kept.retain(|(request, _)| request != asked);
-        if kept.len() >= KEPT {
+        if kept.len() >= CACHED_MAX {
             kept.remove(0);
         }
         kept.push((asked.clone(), made.clone()));
@@ -403,7 +403,7 @@ impl Sandboxes {
                 path.strip_prefix("/").ok().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
             let stat = statat(&root, below, AtFlags::SYMLINK_NOFOLLOW);
             let stat = stat
-                .map_err(|errno| Failure::NotEnforceable { what: format!("look at the view of the files: {errno}") })?;
+                .map_err(|errno| Failure::NotEnforceable { what: format!("inspect the view of the files: {errno}") })?;
             if !covers.contains(&stat.st_dev) {
                 covers.push(stat.st_dev);
             }
@@ -416,11 +416,11 @@ impl Sandboxes {
 
     fn build(&self, script: &ViewScript) -> Result<(BuiltView, ViewMounts), Failure> {
         let refused = |error: &dyn Display| Failure::NotEnforceable {
-            what: format!("this host does not let us make a view of the files: {error}"),
+            what: format!("cannot create a view of the files on this host: {error}"),
         };
         if script.mounts() > MOUNTS_MAX {
             let what =
-                format!("the policy takes more than {MOUNTS_MAX} mounts; deny whole directories instead of files");
+                format!("the policy needs more than {MOUNTS_MAX} mounts; deny whole directories instead of files");
             return Err(Failure::NotEnforceable { what });
         }
         let built = self.holders.view(script).map_err(|error| refused(&error))?;
@@ -477,10 +477,7 @@ pub(crate) async fn confine(
 /// Converts to the wire format.
 fn applied(applied: AppliedKit) -> wire::AppliedSandbox {
     wire::AppliedSandbox {
-        file_system: match applied.files {
-            false => wire::AppliedFileSystem::Unrestricted,
-            true => wire::AppliedFileSystem::View,
-        },
+        file_system: if applied.files { wire::AppliedFileSystem::View } else { wire::AppliedFileSystem::Unrestricted },
         network: if applied.network { wire::Network::Restricted } else { wire::Network::Enabled },
     }
 }

@@ -17,7 +17,7 @@ use crate::error::Failure;
 /// The shell if `SHELL` is not set.
 const FALLBACK_SHELL: &str = "/bin/sh";
 
-/// `environment/info`: shell, working directory and temporary directories, as URIs.
+/// `environment/info`: the path of the shell, the search path, and other directories as URIs.
 pub(crate) async fn info(context: RequestContext, _: Empty) -> Result<InfoResult, Failure> {
     let config = &context.core.config;
     let variable = |name: &str| {

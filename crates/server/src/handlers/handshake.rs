@@ -21,7 +21,7 @@ use crate::{
     session::{AttachClaim, Attachment, Session, short_id},
 };
 
-/// Maximum delay of the answer that a session is unknown.
+/// Longest delay of the answer that a session is unknown. Beyond it the connection is closed instead.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// How often the server checks whether the attached peer has answered.
@@ -68,8 +68,8 @@ async fn refuse(connection: &mut Connection, params: Option<&RawValue>, failure:
     let wait = connection.core.count_wrong_try(connection.grant.principal(), connection.wrong_tries);
     connection.wait_for(std::future::pending(), wait.min(LONGEST_WAIT)).await;
     if wait > LONGEST_WAIT {
-        // Close without an answer: too many unknown sessions were requested.
-        return connection.peer.close(1013, "too many unknown sessions were asked for; try again later");
+        // Close without an answer: this principal has tried too many unknown session ids.
+        return connection.peer.close(1013, "too many unknown session ids; try again later");
     }
     reply.fail(failure);
 }
@@ -96,7 +96,7 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
                 return Err(Failure::SessionAttached { id: id.to_string() });
             }
             if let Some(implicit) = implicit.filter(|implicit| implicit.id != session.id) {
-                // No client could resume the implicit session after this.
+                // The client does not know the id of its implicit session, so nobody could resume that session later.
                 implicit.end().await;
             }
             (session, true, claim)
@@ -160,7 +160,7 @@ async fn is_answering(session: &Session, peer: &Peer, within: Duration) -> bool 
     let deadline = asked + within;
     peer.outgoing.enqueue_ping();
     let has_session = || session.attached().is_some_and(|attached| attached.id == peer.id);
-    // Poll instead of signalling: this is rare, and it keeps the read path free of the work.
+    // Poll: a signal from the read path would cost work for every message, and this is rare.
     while Instant::now() < deadline && has_session() {
         tokio::time::sleep(CHECK_EVERY).await;
         if peer.last_received() > asked && has_session() {

@@ -15,6 +15,9 @@ const ENTRY_VALUES: usize = 32;
 /// Maximum text of one session that is being adopted. These are on the first page.
 const ADOPTING_BYTES: usize = 128;
 
+/// JSON values of such a session.
+const ADOPTING_VALUES: usize = 3;
+
 /// The sort key of a process: start time, process id, session id. The cursor is this as JSON in base64.
 type ListPosition = (u64, String, String);
 
@@ -26,22 +29,22 @@ pub(crate) async fn list(context: RequestContext, params: wire::ListParams) -> R
     }
     let most = params.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
     let principal = &context.session.principal;
-    // Get the pending sessions first: a session that is adopted in between is listed twice instead of not at all.
+    // Get the pending sessions first. Then a session that is adopted in between is listed twice, not left out.
     let (adopting, sessions) = match params.scope {
         wire::Scope::Session => (Vec::new(), vec![context.session.clone()]),
         wire::Scope::All if after.is_some() => (Vec::new(), context.core.sessions_of(principal)),
         wire::Scope::All => (context.core.adopting(principal), context.core.sessions_of(principal)),
     };
     let all = sessions.iter().flat_map(|session| session.processes()).map(|process| (position(&process), process));
-    let mut waiting: Vec<(ListPosition, Arc<Process>)> =
+    let mut remaining: Vec<(ListPosition, Arc<Process>)> =
         all.filter(|(position, _)| after.as_ref().is_none_or(|after| position > after)).collect();
-    waiting.sort_by(|(left, _), (right, _)| left.cmp(right));
+    remaining.sort_by(|(left, _), (right, _)| left.cmp(right));
 
     let mut processes = Vec::new();
     let mut bytes = adopting.len() * ADOPTING_BYTES;
-    let mut values = ENTRY_VALUES + adopting.len() * 3;
+    let mut values = ENTRY_VALUES + adopting.len() * ADOPTING_VALUES;
     let mut last = None;
-    for (position, process) in &waiting {
+    for (position, process) in &remaining {
         let info = describe(process);
         bytes += text_bytes(&info);
         values += ENTRY_VALUES + info.argv.len();
@@ -53,7 +56,7 @@ pub(crate) async fn list(context: RequestContext, params: wire::ListParams) -> R
         processes.push(info);
         last = Some(position);
     }
-    let has_more = processes.len() < waiting.len();
+    let has_more = processes.len() < remaining.len();
     let next_cursor = last.filter(|_| has_more).map(write_cursor);
     Ok(wire::ListResult { processes, next_cursor, adopting })
 }
@@ -68,7 +71,7 @@ fn write_cursor(position: &ListPosition) -> String {
 
 fn read_cursor(cursor: &str) -> Result<ListPosition, Failure> {
     let position = base64::decode(cursor).ok().and_then(|text| serde_json::from_slice(&text).ok());
-    position.ok_or_else(|| Failure::InvalidParams { reason: "cursor is not one that this server gave".to_owned() })
+    position.ok_or_else(|| Failure::InvalidParams { reason: "cursor was not made by this server".to_owned() })
 }
 
 /// The length of an entry as JSON text.
@@ -84,7 +87,7 @@ fn text_bytes(info: &wire::ProcessInfo) -> usize {
             Ok(())
         }
     }
-    let mut count = Count(1);
+    let mut count = Count(1); // The comma between entries.
     serde_json::to_writer(&mut count, info).expect("a record of texts and numbers serializes");
     count.0
 }

@@ -50,18 +50,20 @@ impl RequestContext {
 
     /// Records that this request was refused. `target` is that of an HTTP request.
     pub(crate) fn record_refusal(&self, reason: String, target: Option<String>) {
-        let (method, reason) = (Some(self.method.name()), Some(reason));
+        let method = Some(self.method.name());
+        let reason = Some(reason);
         self.record(&self.session, None, AuditRecord { method, reason, target, ..AuditRecord::of("request.deny") });
     }
 
     /// Records what this request does to a session or to one of its processes.
     pub(crate) fn record(&self, session: &Session, process: Option<&str>, record: AuditRecord) {
-        self.core.config.audit.record(self.signed(session, process, record));
+        self.core.config.audit.record(self.with_origin(session, process, record));
     }
 
-    /// Records what this request is about to do. In strict mode it waits until the record is on disk.
+    /// Records what this request is about to do. In strict mode, waits until the record is on disk.
     pub(crate) async fn record_first(&self, record: AuditRecord) -> Result<(), Failure> {
-        let (audit, record) = (&self.core.config.audit, self.signed(&self.session, None, record));
+        let audit = &self.core.config.audit;
+        let record = self.with_origin(&self.session, None, record);
         if !audit.is_strict() {
             audit.record(record);
             return Ok(());
@@ -69,8 +71,8 @@ impl RequestContext {
         if audit.commit(record).await { Ok(()) } else { Err(Failure::AuditUnavailable) }
     }
 
-    /// Adds the requesting principal and peer to the record.
-    fn signed(&self, session: &Session, process: Option<&str>, record: AuditRecord) -> AuditRecord {
+    /// Adds the requesting principal and peer, the session and the process to the record.
+    fn with_origin(&self, session: &Session, process: Option<&str>, record: AuditRecord) -> AuditRecord {
         AuditRecord {
             principal: Some(self.grant.principal().to_string()),
             peer: Some(self.peer.label.to_string()),
@@ -88,7 +90,7 @@ impl RequestContext {
         Ok(session)
     }
 
-    /// Pauses the clock of another session until the returned value is dropped.
+    /// Keeps another session from expiring until the returned value is dropped. `None` for this request's own session.
     pub(crate) fn in_use(&self, id: Option<&SessionId>) -> Option<SessionUse> {
         let session = self.session(id).ok().filter(|session| session.id != self.session.id);
         session.map(|session| session.begin_use())

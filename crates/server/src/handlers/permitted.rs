@@ -6,7 +6,6 @@
 
 use std::{
     collections::BTreeMap,
-    io,
     path::{Component, Path, PathBuf},
 };
 
@@ -46,8 +45,7 @@ pub(super) fn directory(grant: &Grant, path: PathBuf) -> Result<PathBuf, Failure
 
 fn is_beneath(path: &Path, roots: &[PathBuf]) -> bool {
     // If a root is itself a symlink, its target counts.
-    let real = |root: &PathBuf| -> io::Result<PathBuf> { root.canonicalize() };
-    roots.iter().any(|root| path.starts_with(root) || real(root).is_ok_and(|root| path.starts_with(root)))
+    roots.iter().any(|root| path.starts_with(root) || root.canonicalize().is_ok_and(|root| path.starts_with(root)))
 }
 
 /// Checks that every variable set by the request is granted. Variables that the server passes on are the server's own
@@ -94,7 +92,10 @@ pub(super) fn network(grant: &Grant) -> Result<(), Failure> {
     match grant.rights().sandbox {
         Some(SandboxFloor::Offline) => {
             let principal = grant.principal().to_string();
-            Err(Failure::BelowFloor { principal, needed: "a sandbox without a network, where no HTTP request is made" })
+            Err(Failure::BelowFloor {
+                principal,
+                needed: "a sandbox without a network, so HTTP requests are not possible",
+            })
         }
         Some(SandboxFloor::Required) | None => Ok(()),
     }

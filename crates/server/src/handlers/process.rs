@@ -35,12 +35,12 @@ pub(crate) const DEFAULT_SIZE: TerminalSize = TerminalSize { rows: 24, cols: 80 
 pub(crate) struct StartParts {
     pub(crate) process_id: String,
     pub(crate) argv: Vec<String>,
-    /// `None` = the principal's default directory.
+    /// `None`: the principal's default directory.
     pub(crate) cwd: Option<PathArg>,
     pub(crate) dialect: Dialect,
     pub(crate) stdin: bool,
     pub(crate) tty: bool,
-    /// Forget the process by itself after its end.
+    /// Forget the process after its end without a request.
     pub(crate) auto_forget: bool,
     /// The requested sandbox.
     pub(crate) confinement: Option<Confinement>,
@@ -108,10 +108,10 @@ fn prepare(context: &RequestContext, params: wire::StartParams) -> Result<Proces
         return unsupported("`enforceManagedNetwork` needs a proxy of another product");
     }
     if params.network_proxy.is_some() {
-        return unsupported("`networkProxy` is of another product");
+        return unsupported("`networkProxy` needs a proxy of another product");
     }
-    let applies = params.shell_snapshot.as_ref().is_some_and(|snapshot| snapshot.applies_to(&params.argv));
-    if applies && params.env_policy.as_ref().is_some_and(wire::EnvPolicy::filters) {
+    let has_snapshot = params.shell_snapshot.as_ref().is_some_and(|snapshot| snapshot.applies_to(&params.argv));
+    if has_snapshot && params.env_policy.as_ref().is_some_and(wire::EnvPolicy::filters) {
         // The plain command would read the profile and export variables that the policy filters out.
         return unsupported("`shellSnapshot` with an `envPolicy` that filters needs a captured shell state");
     }
@@ -210,7 +210,7 @@ pub(crate) async fn resize(context: RequestContext, params: wire::ResizeParams) 
     let (slot, rows, cols) = (process.slot(), params.rows, params.cols);
     match process.link().status(|req| ToHolder::Resize { req, slot, rows, cols }).get().await {
         Some(_) => Ok(Empty {}),
-        // The process has closed, and its session is archived. The holder accepted a resize of a closed process, too.
+        // The process has closed, and its session is archived. A holder would accept a resize of a closed process, too.
         None if process.link().is_archive() => Ok(Empty {}),
         None => Err(context.session.holder_lost_failure()),
     }
@@ -257,8 +257,8 @@ pub(crate) async fn forget(context: RequestContext, params: wire::ForgetParams) 
     Ok(Empty {})
 }
 
-/// `process/subscribe`: pushes a process's events to this connection, too, after `afterSeq`. With `hold` its untaken output is kept like the
-/// owner's.
+/// `process/subscribe`: pushes the events of another session's process after `afterSeq` to this connection, too. With
+/// `hold`, output that this reader has not taken is kept as for the process's own session.
 pub(crate) async fn subscribe(context: RequestContext, params: wire::SubscribeParams, reply: Reply) {
     let process = match context.known_process(params.session_id.as_ref(), params.process_id.as_str()).await {
         Ok(process) => process,
@@ -267,12 +267,12 @@ pub(crate) async fn subscribe(context: RequestContext, params: wire::SubscribePa
     if *process.session == *context.session.id {
         // This session's processes are already pushed to the connection. It could not distinguish two feeds of one
         // process.
-        let reason = "a connection is pushed the processes of its own session without a subscription".to_owned();
+        let reason = "the processes of a connection's own session are pushed without a subscription".to_owned();
         return reply.fail(&Failure::InvalidParams { reason });
     }
     let after = params.after_seq.unwrap_or(0);
-    // A reader that subscribes again acknowledges immediately what it has taken, so its hold begins where it first
-    // began.
+    // A reader that subscribes again begins its hold at its first position, and then acknowledges at once what it has
+    // taken.
     let hold = params.hold.then(|| process.hold(params.from_seq.unwrap_or(after).min(after)));
     let follow = FollowCommand {
         role: FollowRole::Observer { hold, _in_use: context.in_use(params.session_id.as_ref()) },
@@ -288,6 +288,7 @@ pub(crate) async fn subscribe(context: RequestContext, params: wire::SubscribePa
     context.peer.outgoing.enqueue_command(PumpCommand::Follow(follow));
 }
 
+/// `process/unsubscribe`: ends the subscription of this connection.
 pub(crate) async fn unsubscribe(context: RequestContext, params: wire::UnsubscribeParams) -> Result<Empty, Failure> {
     // The owner's own feed is not a subscription, so it stays. A process that is gone has no feed.
     let other = params.session_id.filter(|id| id.as_str() != &*context.session.id);

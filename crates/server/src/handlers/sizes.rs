@@ -7,18 +7,19 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::error::Failure;
 
-/// `execve`: maximum for arguments and environment at any stack limit (three quarters of `_STK_LIM`).
+/// Maximum total of arguments and environment of `execve`, however high the stack limit is (three quarters of
+/// `_STK_LIM`).
 const TOTAL_BYTES: usize = 6 << 20;
 
-/// `execve`: always allowed (`ARG_MAX`).
+/// Total that `execve` always allows, however low the stack limit is (`ARG_MAX`).
 const TOTAL_BYTES_LEAST: usize = 128 << 10;
 
 /// Checks the process id, each string and the total.
 pub(super) fn check(process_id: &str, argv: &[String], spec: &StartSpec) -> Result<(), Failure> {
     let invalid = |reason: String| Err(Failure::InvalidParams { reason });
     if process_id.len() > limits::PROCESS_ID_BYTES {
-        let (is, most) = (process_id.len(), limits::PROCESS_ID_BYTES);
-        return invalid(format!("processId has {is} bytes; the limit is {most}"));
+        let most = limits::PROCESS_ID_BYTES;
+        return invalid(format!("processId has {} bytes; the limit is {most}", process_id.len()));
     }
     let most = string_bytes();
     if let Some((at, arg)) = argv.iter().enumerate().find(|(_, arg)| arg.len() > most) {
@@ -29,12 +30,14 @@ pub(super) fn check(process_id: &str, argv: &[String], spec: &StartSpec) -> Resu
     }
     if let Some(variable) = spec.env.iter().find(|variable| variable.len() > most) {
         let name = variable.split(|byte| *byte == b'=').next().unwrap_or_default();
-        let (name, is) = (String::from_utf8_lossy(name), variable.len());
-        return invalid(format!("the variable `{name}` has {is} bytes; the kernel's limit for one is {most}"));
+        let name = String::from_utf8_lossy(name);
+        let bytes = variable.len();
+        return invalid(format!("the variable `{name}` has {bytes} bytes; the kernel's limit for one is {most}"));
     }
     // Each string has a terminating NUL and a pointer.
     let strings = argv.iter().map(String::len).chain(spec.env.iter().map(Vec::len));
     let total: usize = strings.map(|len| len + 1 + size_of::<usize>()).sum();
+    // The stack limit of the child may differ from ours, so refuse here only what fails at any limit.
     if total > TOTAL_BYTES {
         let most = total_bytes();
         return invalid(format!("argv and environment have {total} bytes; the kernel's limit is {most}"));

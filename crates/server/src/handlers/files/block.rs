@@ -9,7 +9,7 @@ use exec_server_fs::{self as files, Cancel, Draft, View, WriteOptions};
 use exec_server_protocol::{Empty, base64, failure::Kind as FailureKind, fs as wire, limits};
 use exec_server_rpc::pool::PooledBuffer;
 
-use super::{FileRequest, from_wire, links, one_of, path, send, to_wire, write_result};
+use super::{FileRequest, attached_or_decoded, from_wire, links, path, send, to_wire, write_result};
 use crate::{
     error::Failure,
     files::{DraftHandle, FileHandle, HandleUse},
@@ -19,7 +19,8 @@ use crate::{
 
 /// `fs/open`: opens a regular file for reading.
 pub(crate) async fn open(request: FileRequest, params: wire::OpenParams) -> Result<wire::OpenResult, Failure> {
-    let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
+    let path = path(&params.path)?;
+    let links = links(params.follow_symlinks);
     let opening = request.session().files.reserve(&params.handle_id, HandleUse::Read)?;
     let operation = move |view: &View, _: &Cancel| {
         let file = files::open(view, &path, links)?;
@@ -34,7 +35,7 @@ pub(crate) async fn open(request: FileRequest, params: wire::OpenParams) -> Resu
         mode: Some(file.stat.mode),
         modified_at: Some(to_wire(file.stat.modified)),
     };
-    opening.done(FileHandle::Reading(Arc::new(file)));
+    opening.publish(FileHandle::Reading(Arc::new(file)));
     Ok(result)
 }
 
@@ -53,7 +54,7 @@ async fn read_block(
     params: wire::ReadBlockParams,
 ) -> Result<(wire::ReadBlockResult, Option<Bytes>), Failure> {
     let len = usize::try_from(params.len).ok().filter(|len| (1..=limits::BLOCK_BYTES).contains(len));
-    let len = len.ok_or(Failure::FileInput { what: "`len` is 1 to 1048576 bytes" })?;
+    let len = len.ok_or(Failure::FileInput { what: "`len` must be 1 to 1048576 bytes" })?;
     let table = &request.session().files;
     let file = match table.find(&params.handle_id)? {
         FileHandle::Reading(file) => file,
@@ -62,10 +63,11 @@ async fn read_block(
         }
     };
     request.context.peer.outgoing.wait_for_room().await;
-    let (read, offset, holes) = (file.clone(), params.offset, params.holes);
+    let reading = file.clone();
+    let (offset, holes) = (params.offset, params.holes);
     let is_attached = request.context.peer.capabilities().attached;
     let mut bytes = PooledBuffer::with_room(len);
-    let result = move |mut bytes: PooledBuffer, block: files::ReadBlock| {
+    let to_result = move |mut bytes: PooledBuffer, block: files::ReadBlock| {
         bytes.fill(block.len);
         let hole = (block.hole > 0).then_some(block.hole);
         let chunk = if is_attached { String::new() } else { base64::encode(bytes.filled()) };
@@ -73,12 +75,12 @@ async fn read_block(
         (wire::ReadBlockResult { chunk, eof: block.eof, hole }, attached)
     };
     // If the block is in the page cache, read it here, without a worker thread.
-    if is_attached && let Some(block) = read.read_block_now(&mut bytes.unfilled()[..len], offset) {
-        return Ok(result(bytes, block));
+    if is_attached && let Some(block) = reading.read_block_now(&mut bytes.unfilled()[..len], offset) {
+        return Ok(to_result(bytes, block));
     }
     let work = move |cancel: &Cancel| {
-        let block = read.read_block(&mut bytes.unfilled()[..len], offset, holes, cancel)?;
-        Ok(result(bytes, block))
+        let block = reading.read_block(&mut bytes.unfilled()[..len], offset, holes, cancel)?;
+        Ok(to_result(bytes, block))
     };
     let block = request.work(None, work).await;
     if block.is_err() {
@@ -99,7 +101,7 @@ pub(crate) async fn close(context: RequestContext, params: wire::CloseParams) ->
             }
             drop(handle);
         };
-        // Closing may wait for a disk, but needs no slot of the pool: there are at most as many of these as open files.
+        // Closing may wait for a disk. It needs no slot of the pool, because the number of open files is bounded.
         tokio::task::spawn_blocking(close).await.unwrap_or(());
     }
     Ok(Empty {})
@@ -107,10 +109,12 @@ pub(crate) async fn close(context: RequestContext, params: wire::CloseParams) ->
 
 /// `fs/create`: begins a draft.
 pub(crate) async fn create(request: FileRequest, params: wire::CreateParams) -> Result<wire::CreateResult, Failure> {
-    let (path, links, keep) = (path(&params.path)?, links(params.follow_symlinks), params.keep);
+    let path = path(&params.path)?;
+    let links = links(params.follow_symlinks);
+    let keep = params.keep;
     let opening = request.session().files.reserve(&params.handle_id, HandleUse::Write)?;
     if keep.is_some() {
-        close_left(&request, &path);
+        close_detached_drafts(&request, &path);
     }
     let user = request.context.core.config.file_user.clone();
     let operation = move |view: &View, _: &Cancel| {
@@ -119,13 +123,13 @@ pub(crate) async fn create(request: FileRequest, params: wire::CreateParams) -> 
         Ok((DraftHandle::new(draft, user), size))
     };
     let (writing, size) = request.run(params.sandbox.as_deref(), operation).await?;
-    opening.done(FileHandle::Writing(writing));
+    opening.publish(FileHandle::Writing(writing));
     Ok(wire::CreateResult { handle_id: params.handle_id, size })
 }
 
-/// Closes drafts of this path in the principal's detached sessions, whose clients may or may not come back. The client
-/// of this request can then continue the drafts.
-fn close_left(request: &FileRequest, path: &Path) {
+/// Closes drafts of this path in the principal's detached sessions, whose clients may never come back. The client of this
+/// request can then continue the drafts.
+fn close_detached_drafts(request: &FileRequest, path: &Path) {
     let others = request.context.core.sessions_of(&request.session().principal);
     others.iter().filter(|other| other.attached().is_none()).for_each(|other| other.files.close_drafts(path));
 }
@@ -138,7 +142,7 @@ pub(crate) struct WriteBlock {
 }
 
 pub(crate) fn decode_write(params: wire::WriteBlockParams<'_>, attached: Option<Bytes>) -> Result<WriteBlock, Failure> {
-    let bytes = one_of(&params.chunk, attached, "bytes are in `chunk` or attached")?;
+    let bytes = attached_or_decoded(&params.chunk, attached, "the bytes must be in `chunk` or attached, not both")?;
     if bytes.len() > limits::BLOCK_BYTES {
         return Err(Failure::FileInput { what: "a block has at most 1048576 bytes" });
     }
@@ -148,13 +152,13 @@ pub(crate) fn decode_write(params: wire::WriteBlockParams<'_>, attached: Option<
 /// `fs/writeBlock`: writes bytes of a draft.
 pub(crate) async fn write(request: FileRequest, params: WriteBlock) -> Result<wire::WriteBlockResult, Failure> {
     let writing = writing(&request, &params.handle_id)?;
-    let line = writing.line.clone();
+    let queue = writing.queue.clone();
     let work = move |_: &Cancel| {
         let draft = writing.draft.lock();
         draft.write_block(params.offset, &params.bytes)?;
         draft.size()
     };
-    request.work(Some(line), work).await.map(|size| wire::WriteBlockResult { size })
+    request.work(Some(queue), work).await.map(|size| wire::WriteBlockResult { size })
 }
 
 fn writing(request: &FileRequest, id: &str) -> Result<Arc<DraftHandle>, Failure> {
@@ -170,24 +174,24 @@ fn writing(request: &FileRequest, id: &str) -> Result<Arc<DraftHandle>, Failure>
 /// failed halfway.
 pub(crate) async fn commit(request: FileRequest, params: wire::CommitParams) -> Result<wire::CommitResult, Failure> {
     let writing = writing(&request, &params.handle_id)?;
-    let finish = WriteOptions {
+    let options = WriteOptions {
         if_match: params.if_match,
         fsync: params.fsync,
         mode: params.mode,
         modified: params.modified_at.map(from_wire),
     };
     let size = params.size;
-    // Do not wait for the lock here. A client that commits while one of its blocks is being written does not yet need
-    // other drafts of this path closed.
+    // The lock is taken while one of the client's own blocks is being written. Do not wait for that here, on a thread of
+    // the runtime: drafts of detached sessions can stay open then.
     let path = writing.draft.try_lock().map(|draft| draft.path().to_owned());
-    path.iter().for_each(|path| close_left(&request, path));
-    let at = writing.clone();
-    let committed = request.work(None, move |cancel| at.draft.lock().commit(size, &finish, cancel)).await;
-    let is_there = match &committed {
+    path.iter().for_each(|path| close_detached_drafts(&request, path));
+    let committing = writing.clone();
+    let committed = request.work(None, move |cancel| committing.draft.lock().commit(size, &options, cancel)).await;
+    let is_draft_left = match &committed {
         Err(failure) => failure.kind() == FailureKind::EtagMismatch || writing.draft.lock().is_half_done(),
         Ok(_) => false,
     };
-    if !is_there {
+    if !is_draft_left {
         drop(request.session().files.close(&params.handle_id));
     }
     committed.map(write_result)

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_have_numbers_and_the_first_of_a_number_counts() {
+    fn malformed_lines_are_skipped_and_the_first_name_of_an_id_wins() {
         let users = names(
             b"root:x:0:0:root:/root:/bin/sh\ntoor:x:0:0::/:/bin/sh\n\nbroken\n:x:7:7::/:\nme:x:1000:1000::/home/me:\n",
         );

@@ -33,14 +33,16 @@ pub(crate) async fn search(
     mut request: FileRequest,
     params: wire::SearchParams,
 ) -> Result<wire::SearchResult, Failure> {
-    let (path, form) = (path(&params.path)?, params.path.form());
+    let path = path(&params.path)?;
+    let form = params.path.form();
     if params.pages && params.scan.handle_id.is_none() {
         return Err(Failure::InvalidParams { reason: "`pages` needs a `handleId`".to_owned() });
     }
     let slot = request.file_tasks().reserve_search(&request.context.core.file_tasks)?;
     let search = SearchTask::new(stop(&params.scan), params.pages, form, slot);
     let pending = PendingSearch::new(&request, params.scan.handle_id.as_deref(), &search)?;
-    let (pages, sandbox) = (params.pages, params.sandbox.clone());
+    let pages = params.pages;
+    let sandbox = params.sandbox.clone();
     let worker = search.clone();
     request.launch(&path.clone(), sandbox.as_deref(), move |view| {
         let outcome = run_search(view, &path, &params, &worker);
@@ -67,9 +69,9 @@ fn run_search(
     params: &wire::SearchParams,
     search: &SearchTask,
 ) -> Result<searching::SearchSummary, Failure> {
-    let reading =
+    let options =
         searching::PatternOptions { literal: params.literal, ignore_case: params.ignore_case, word: params.word };
-    let pattern = searching::SearchPattern::new(&params.pattern, reading)?;
+    let pattern = searching::SearchPattern::new(&params.pattern, options)?;
     let filter = ScanFilter { include: Patterns::anywhere(&params.include)?, ..filter(&params.scan)? };
     let bounds = bounds(params);
     let request = searching::SearchRequest { path, pattern: &pattern, filter: &filter, limits: &bounds };
@@ -173,12 +175,14 @@ fn cut(cut: scan::ScanCut) -> wire::Cut {
 
 /// `fs/glob`: lists the paths that match.
 pub(crate) async fn glob(mut request: FileRequest, params: wire::GlobParams) -> Result<wire::GlobResult, Failure> {
-    let (path, form) = (path(&params.path)?, params.path.form());
+    let path = path(&params.path)?;
+    let form = params.path.form();
     let slot = request.file_tasks().reserve_search(&request.context.core.file_tasks)?;
     let search = SearchTask::new(stop(&params.scan), false, form, slot);
     let _pending = PendingSearch::new(&request, params.scan.handle_id.as_deref(), &search)?;
     let (found_tx, found_rx) = oneshot::channel();
-    let (worker, sandbox) = (search.clone(), params.sandbox.clone());
+    let worker = search.clone();
+    let sandbox = params.sandbox.clone();
     request.launch(&path.clone(), sandbox.as_deref(), move |view| {
         found_tx.send(run_glob(view, &path, &params, &worker)).ok(); // Send fails if the connection has ended.
     })?;
@@ -216,7 +220,8 @@ fn glob_entry(named: &globbing::GlobMatch, form: Form) -> wire::GlobEntry {
 
 /// `fs/watch`: starts to collect changes.
 pub(crate) async fn watch(request: FileRequest, params: wire::WatchParams) -> Result<wire::WatchResult, Failure> {
-    let (path, form) = (path(&params.path)?, params.path.form());
+    let path = path(&params.path)?;
+    let form = params.path.form();
     let options = watching::WatchOptions {
         recursive: params.recursive.unwrap_or(true),
         hidden: params.hidden.unwrap_or(true),
@@ -226,8 +231,8 @@ pub(crate) async fn watch(request: FileRequest, params: wire::WatchParams) -> Re
         ),
     };
     let slot = request.file_tasks().reserve_watch(&request.context.core.file_tasks)?;
-    let ender = WatchStopper::new().map_err(|source| Failure::Host { what: "watch", source })?;
-    let watched = WatchTask::new(ender, form, slot);
+    let stopper = WatchStopper::new().map_err(|source| Failure::Host { what: "watch", source })?;
+    let watched = WatchTask::new(stopper, form, slot);
     let task = FileTask::Watch(watched.clone());
     request.file_tasks().add(&params.handle_id, task.clone())?;
     let begun = run_watch(&request, path, options, &params, &watched).await;
@@ -244,12 +249,16 @@ async fn run_watch(
     params: &wire::WatchParams,
     watched: &Arc<WatchTask>,
 ) -> Result<usize, Failure> {
-    let (sandbox, worker, whence) = (params.sandbox.as_deref(), watched.clone(), path.clone());
+    let sandbox = params.sandbox.as_deref();
+    let worker = watched.clone();
+    let root = path.clone();
     let begin = move |view: &View, _: &Cancel| Watch::new(view, &path, options, &worker.changes);
     let watch = request.run(sandbox, begin).await?;
-    let (directories, worker) = (watch.directories(), watched.clone());
-    request.launch_thread(&whence, sandbox, move |view| match view {
-        Ok(view) => watch.run(view, &worker.changes, &worker.ender, &|| worker.notify()),
+    let directories = watch.directories();
+    let worker = watched.clone();
+    request.launch_thread(&root, sandbox, move |view| match view {
+        Ok(view) => watch.run(view, &worker.changes, &worker.stopper, &|| worker.notify()),
+        // The request has succeeded already, so the client gets `ended` with the next changes.
         Err(_) => {
             worker.changes.end(WatchEnd::Failed);
             worker.notify();
@@ -339,9 +348,9 @@ impl FileRequest {
         &self.context.peer.file_tasks
     }
 
-    /// Like `recorded`, but only for a failed file operation.
+    /// Like `record_if_denied`, but only for a failed file operation.
     fn task_failure(&self, failure: Failure) -> Failure {
-        if let Failure::File(_) = failure { self.recorded(failure) } else { failure }
+        if let Failure::File(_) = failure { self.record_if_denied(failure) } else { failure }
     }
 }
 

@@ -29,7 +29,8 @@ pub(crate) async fn create_directory(
     request: FileRequest,
     params: wire::CreateDirectoryParams,
 ) -> Result<Empty, Failure> {
-    let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
+    let path = path(&params.path)?;
+    let links = links(params.follow_symlinks);
     let recursive = params.recursive.unwrap_or(true);
     let operation = move |view: &View, _: &Cancel| files::create_directory(view, &path, links, recursive, params.mode);
     request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
@@ -40,13 +41,14 @@ pub(crate) async fn read_directory(
     request: FileRequest,
     params: wire::ReadDirectoryParams,
 ) -> Result<wire::ReadDirectoryResult, Failure> {
-    let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
+    let path = path(&params.path)?;
+    let links = links(params.follow_symlinks);
     request.context.peer.outgoing.wait_for_room().await;
     if !params.details {
         let most = limits::DIRECTORY_ENTRIES;
         let operation = move |view: &View, cancel: &Cancel| {
             let entries = files::read_directory(view, &path, links, most, cancel)?;
-            // An entry and its members; one more if the name needs its bytes as base64.
+            // Five values: an entry and its members. One more if the name needs its bytes as base64.
             let values = entries.iter().map(|entry| 5 + usize::from(entry.name.to_str().is_none())).sum::<usize>();
             if values + ENVELOPE_VALUES > limits::VALUES {
                 let advice = "ask for it with `details`, in parts";
@@ -121,7 +123,8 @@ pub(crate) async fn walk(request: FileRequest, params: wire::WalkParams) -> Resu
         let what = "filesystem walk limits exceed maximums: depth=64, directories=10000, entries=50000";
         return Err(Failure::FileInput { what });
     }
-    let (path, form) = (path(&params.path)?, params.path.form());
+    let path = path(&params.path)?;
+    let form = params.path.form();
     let options = WalkOptions {
         max_depth: options.max_depth,
         max_directories: options.max_directories,
@@ -138,7 +141,8 @@ pub(crate) async fn walk(request: FileRequest, params: wire::WalkParams) -> Resu
 
 /// An entry whose path is not UTF-8 is reported as an error, together with its URI.
 fn walk_result(walked: files::WalkResult, form: Form) -> wire::WalkResult {
-    let (mut entries, mut errors) = (Vec::new(), Vec::new());
+    let mut entries = Vec::new();
+    let mut errors = Vec::new();
     for (path, kind) in walked.entries {
         if path.to_str().is_none() {
             errors.push(unnamed_error(&path, form));
@@ -174,7 +178,8 @@ pub(super) fn written(path: &Path, form: Form) -> (String, Option<String>) {
 
 /// `fs/remove`.
 pub(crate) async fn remove(request: FileRequest, params: wire::RemoveParams) -> Result<Empty, Failure> {
-    let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
+    let path = path(&params.path)?;
+    let links = links(params.follow_symlinks);
     let options =
         files::RemoveOptions { recursive: params.recursive.unwrap_or(true), force: params.force.unwrap_or(true) };
     let operation = move |view: &View, cancel: &Cancel| files::remove(view, &path, links, options, cancel);
@@ -183,7 +188,8 @@ pub(crate) async fn remove(request: FileRequest, params: wire::RemoveParams) -> 
 
 /// `fs/copy`.
 pub(crate) async fn copy(request: FileRequest, params: wire::CopyParams) -> Result<Empty, Failure> {
-    let (source, destination) = (path(&params.source_path)?, path(&params.destination_path)?);
+    let source = path(&params.source_path)?;
+    let destination = path(&params.destination_path)?;
     let recursive = params.recursive;
     let operation = move |view: &View, cancel: &Cancel| files::copy(view, &source, &destination, recursive, cancel);
     request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
@@ -191,7 +197,9 @@ pub(crate) async fn copy(request: FileRequest, params: wire::CopyParams) -> Resu
 
 /// `fs/createSymlink`.
 pub(crate) async fn create_symlink(request: FileRequest, params: wire::CreateSymlinkParams) -> Result<Empty, Failure> {
-    let (path, links, replace) = (path(&params.path)?, links(params.follow_symlinks), params.replace);
+    let path = path(&params.path)?;
+    let links = links(params.follow_symlinks);
+    let replace = params.replace;
     let target = match params.target_base64.as_deref() {
         Some(text) => base64::decode(text).map_err(|_| Failure::FileBase64)?,
         None => params.target.into_bytes(),

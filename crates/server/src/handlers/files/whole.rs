@@ -7,7 +7,8 @@ use exec_server_fs::{self as files, Cancel, Links, ReadRange, View, WriteOptions
 use exec_server_protocol::{Empty, base64, fs as wire, limits, path::PathArg};
 
 use super::{
-    FileRequest, from_wire, links, one_of, owners::OwnerNames, path, send, target_texts, to_wire, write_result,
+    FileRequest, attached_or_decoded, from_wire, links, owners::OwnerNames, path, send, target_texts, to_wire,
+    write_result,
 };
 use crate::{error::Failure, handlers::RequestContext, pump::Reply};
 
@@ -17,8 +18,8 @@ const READ_ADVICE: &str = "read it in blocks with `fs/open` and `fs/readBlock`";
 /// Files up to this size are read without reserving memory.
 const SMALL_BYTES: u64 = 1 << 20;
 
-/// How often a file may grow while its reader waits for memory, before the read fails.
-const GROWTHS: usize = 8;
+/// How many times to try a read whose file grows while the read waits for memory.
+const READ_TRIES: usize = 8;
 
 /// `fs/readFile`: reads a file, a byte range of it, or some lines.
 pub(crate) async fn read(context: RequestContext, params: wire::ReadFileParams, reply: Reply) {
@@ -34,21 +35,23 @@ async fn read_file(
     request: &FileRequest,
     params: wire::ReadFileParams,
 ) -> Result<(wire::ReadFileResult, Option<Bytes>), Failure> {
-    let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
+    let path = path(&params.path)?;
+    let links = links(params.follow_symlinks);
     let part = match (params.lines, params.offset, params.len) {
         (Some(lines), None, None) => ReadRange::Lines { first: lines.first, count: lines.count },
         (None, offset, len) => ReadRange::Bytes { offset: offset.unwrap_or(0), len },
         (Some(_), _, _) => {
-            return Err(Failure::FileInput { what: "`lines` does not go together with `offset` and `len`" });
+            return Err(Failure::FileInput { what: "`lines` cannot be combined with `offset` or `len`" });
         }
     };
     request.context.peer.outgoing.wait_for_room().await;
     let most = limits::FILE_BYTES as u64;
     let is_attached = request.context.peer.capabilities().binary;
-    let mut room = (SMALL_BYTES, None);
+    let mut reserved = SMALL_BYTES;
+    let mut permits = None;
     // A larger file waits for memory without an open fd. It may have grown by then, so check its size again.
-    for _ in 0..GROWTHS {
-        let (path, reserved) = (path.clone(), room.0);
+    for _ in 0..READ_TRIES {
+        let path = path.clone();
         let read = request
             .run(params.sandbox.as_deref(), move |view, cancel| {
                 let file = files::open(view, &path, links)?;
@@ -63,11 +66,12 @@ async fn read_file(
         match read {
             Ok(content) => return Ok(content),
             Err(expected) => {
-                drop(room.1.take());
+                // Return the old permits before waiting for new ones, so that two growing files cannot deadlock.
+                drop(permits.take());
                 // Once as bytes and once as base64.
                 let bytes = expected + expected.div_ceil(3) * 4;
-                room =
-                    (expected, Some(request.context.core.files.reserve_memory(&request.session().files, bytes).await?));
+                permits = Some(request.context.core.files.reserve_memory(&request.session().files, bytes).await?);
+                reserved = expected;
             }
         }
     }
@@ -90,18 +94,19 @@ pub(crate) struct FileWrite {
     links: Links,
     sandbox: wire::Sandbox,
     bytes: Bytes,
-    place: WritePosition,
-    finish: WriteOptions,
+    position: WritePosition,
+    options: WriteOptions,
 }
 
 pub(crate) fn decode_write(params: wire::WriteFileParams<'_>, attached: Option<Bytes>) -> Result<FileWrite, Failure> {
-    let place = match (params.append, params.offset) {
+    let position = match (params.append, params.offset) {
         (false, None) => WritePosition::Whole,
         (true, None) => WritePosition::End,
         (false, Some(offset)) => WritePosition::Offset(offset),
-        (true, Some(_)) => return Err(Failure::FileInput { what: "`append` does not go together with `offset`" }),
+        (true, Some(_)) => return Err(Failure::FileInput { what: "`append` cannot be combined with `offset`" }),
     };
-    let bytes = one_of(&params.data_base64, attached, "bytes are in `dataBase64` or attached")?;
+    let bytes =
+        attached_or_decoded(&params.data_base64, attached, "the bytes must be in `dataBase64` or attached, not both")?;
     if bytes.len() > limits::FILE_BYTES {
         return Err(Failure::FileTooLarge);
     }
@@ -110,8 +115,8 @@ pub(crate) fn decode_write(params: wire::WriteFileParams<'_>, attached: Option<B
         links: links(params.follow_symlinks),
         sandbox: params.sandbox,
         bytes,
-        place,
-        finish: WriteOptions {
+        position,
+        options: WriteOptions {
             if_match: params.if_match,
             fsync: params.fsync,
             mode: params.mode,
@@ -122,9 +127,9 @@ pub(crate) fn decode_write(params: wire::WriteFileParams<'_>, attached: Option<B
 
 /// `fs/writeFile`: replaces a file atomically if possible, or writes into it.
 pub(crate) async fn write(request: FileRequest, params: FileWrite) -> Result<wire::WriteFileResult, Failure> {
-    let FileWrite { path, links, sandbox, bytes, place, finish } = params;
+    let FileWrite { path, links, sandbox, bytes, position, options } = params;
     let operation = move |view: &View, cancel: &Cancel| {
-        let request = files::WriteRequest { position: place, bytes: &bytes, options: &finish };
+        let request = files::WriteRequest { position, bytes: &bytes, options: &options };
         files::write(view, &path, links, &request, cancel)
     };
     request.run(sandbox.as_deref(), operation).await.map(write_result)
@@ -135,7 +140,9 @@ pub(crate) async fn get_metadata(
     request: FileRequest,
     params: wire::GetMetadataParams,
 ) -> Result<wire::GetMetadataResult, Failure> {
-    let (path, links, of_link) = (path(&params.path)?, links(params.follow_symlinks), params.of_link);
+    let path = path(&params.path)?;
+    let links = links(params.follow_symlinks);
+    let of_link = params.of_link;
     let operation = move |view: &View, _: &Cancel| files::metadata(view, &path, links, of_link);
     let found = request.run(params.sandbox.as_deref(), operation).await?;
     let (uid, gid) = (found.stat.uid, found.stat.gid);
