@@ -24,9 +24,9 @@ pub(crate) struct ReservedFd(());
 impl ReservedFd {
     /// Fails if so few fds are free that existing work could suffer.
     pub(crate) fn new() -> io::Result<Self> {
-        let all = RESERVED.fetch_add(1, Ordering::Relaxed) + 1;
+        let wanted = RESERVED.fetch_add(1, Ordering::Relaxed) + 1;
         let reserved = Self(());
-        if are_free(all, 1) { Ok(reserved) } else { Err(Errno::MFILE.into()) }
+        if are_free(wanted, 1) { Ok(reserved) } else { Err(Errno::MFILE.into()) }
     }
 }
 
@@ -42,21 +42,21 @@ pub(crate) fn allow_unauthenticated() -> bool {
     are_free(RESERVED.load(Ordering::Relaxed) + 1, 2)
 }
 
-/// Whether the reserve, divided by `part`, stays free after `wanted` more fds. Finds the lowest free fd number by a
-/// dup: the kernel assigns the lowest first.
-fn are_free(wanted: u64, part: u64) -> bool {
+/// Whether the reserve, divided by `divisor`, stays free after `wanted` more fds. Finds the lowest free fd number by a
+/// dup, because the kernel assigns the lowest first. All numbers above it count as free.
+fn are_free(wanted: u64, divisor: u64) -> bool {
     let Some(limit) = rustix::process::getrlimit(Resource::Nofile).current else { return true };
     let lowest = match rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3) {
         Ok(fd) => u64::from(fd.as_raw_fd().unsigned_abs()),
         Err(Errno::MFILE) => limit,
-        // Standard input is closed, so the dup says nothing.
+        // Standard input is closed, so the dup failed for that reason. Assume that fds are free.
         Err(_) => return true,
     };
-    fits(lowest, wanted, part, limit)
+    fits(lowest, wanted, divisor, limit)
 }
 
-fn fits(lowest: u64, wanted: u64, part: u64, limit: u64) -> bool {
-    lowest.saturating_add(wanted).saturating_add(FREE_MIN.min(limit / 4) / part) <= limit
+fn fits(lowest: u64, wanted: u64, divisor: u64, limit: u64) -> bool {
+    lowest.saturating_add(wanted).saturating_add(FREE_MIN.min(limit / 4) / divisor) <= limit
 }
 
 #[cfg(test)]
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_descriptor_that_is_reserved_is_not_taken_from_the_reserve() {
+    fn starts_leave_the_reserve_free() {
         // 1024 - 64 = 960 fds, numbers 0 to 959, are for starts. The reserve begins at 960.
         assert!(fits(959, 1, 1, 1024) && !fits(960, 1, 1, 1024));
     }

@@ -91,7 +91,7 @@ pub(crate) fn call(
             request.run_converted(requests::CommandExecWrite, compat::command::decode_write, handlers::stdin::write)
         }
         Method::CommandExecTerminate => request.run(requests::CommandExecTerminate, compat::command::terminate),
-        // The connection handles it before it reads the next message.
+        // The connection handles `initialize` itself and does not dispatch it.
         Method::Initialize => {
             request.reply.fail(&Failure::AlreadyInitialized);
             None

@@ -22,31 +22,17 @@ const TOKEN_NAMES: [&str; 6] = [
     "OPENAI_WORKLOAD_IDENTITY_CONTEXT",
 ];
 
-/// Variables of the service manager and our own settings. Never inherited, although a request may set one itself.
-const PLUMBING: [&str; 6] = [
-    "EXEC_SERVER_*",
-    "NOTIFY_SOCKET",
-    "LISTEN_*",
-    "WATCHDOG_*",
-    "CREDENTIALS_DIRECTORY",
-    "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE",
-];
+/// Variables of the service manager and our own settings. Never inherited. A request may set them itself, except
+/// [`EXIT_ON_STDIN_CLOSE`] and those in [`TOKEN_NAMES`].
+const PLUMBING: [&str; 6] =
+    ["EXEC_SERVER_*", "NOTIFY_SOCKET", "LISTEN_*", "WATCHDOG_*", "CREDENTIALS_DIRECTORY", EXIT_ON_STDIN_CLOSE];
 
-/// Maximum length of a `PATH` in an error message.
-const SHOWN_PATH_MAX: usize = 1000;
+/// A setting of the reference's exec-server. Like the tokens, no child gets it.
+const EXIT_ON_STDIN_CLOSE: &str = "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE";
 
-/// Refuses names that would end up as another variable.
-pub(crate) fn check_names(policy: Option<&EnvPolicy>, request: &BTreeMap<String, String>) -> Result<(), Failure> {
-    let set = policy.into_iter().flat_map(|policy| policy.set.keys());
-    match request.keys().chain(set).find(|name| name.is_empty() || name.contains('=')) {
-        None => Ok(()),
-        Some(name) => Err(Failure::InvalidParams { reason: format!("`{name}` cannot name an environment variable") }),
-    }
-}
-
-/// Variables that `http/request` never puts into a header, besides [`PLUMBING`]: keys of
-/// compatible products' services, and cloud credentials. `NODE_REPL_AUTH_TOKEN` is not on it: no
-/// child sees it, but requests may carry it.
+/// Variables that `http/request` never puts into a header, in addition to [`PLUMBING`]: keys for the services of
+/// compatible products, and cloud credentials. `NODE_REPL_AUTH_TOKEN` is not in the list: no child gets it, but a header
+/// may contain it.
 const KEPT_FROM_HEADERS: [&str; 14] = [
     "OPENAI_API_KEY",
     "CODEX_API_KEY",
@@ -63,6 +49,18 @@ const KEPT_FROM_HEADERS: [&str; 14] = [
     "OPENAI_IDENTITY_TOKEN_FILE",
     "OPENAI_WORKLOAD_IDENTITY_CONTEXT",
 ];
+
+/// Maximum length of a `PATH` in an error message.
+const SHOWN_PATH_MAX: usize = 1000;
+
+/// Refuses names that cannot name a variable. `A=B` would set the variable `A`.
+pub(crate) fn check_names(policy: Option<&EnvPolicy>, request: &BTreeMap<String, String>) -> Result<(), Failure> {
+    let set = policy.into_iter().flat_map(|policy| policy.set.keys());
+    match request.keys().chain(set).find(|name| name.is_empty() || name.contains('=')) {
+        None => Ok(()),
+        Some(name) => Err(Failure::InvalidParams { reason: format!("`{name}` cannot name an environment variable") }),
+    }
+}
 
 /// Whether a server variable must not be used in a header. Ignores case, and whether the variable is set.
 pub(crate) fn is_kept_from_headers(name: &str) -> bool {
@@ -82,9 +80,7 @@ pub(crate) fn child_environment(
     for (name, value) in request {
         child.insert(name.clone().into_bytes(), value.clone().into_bytes());
     }
-    child.retain(|name, _| {
-        !matches_any(name, &TOKEN_NAMES) && name.as_slice() != b"CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE"
-    });
+    child.retain(|name, _| !matches_any(name, &TOKEN_NAMES) && name.as_slice() != EXIT_ON_STDIN_CLOSE.as_bytes());
     child
         .into_iter()
         .map(|(mut line, value)| {
@@ -198,12 +194,12 @@ mod tests {
     }
 
     #[test]
-    fn child_env_defaults_to_exact_env() {
+    fn without_a_policy_a_child_gets_exactly_the_requested_variables() {
         check(None, &[("ONLY", "1")], &["ONLY=1"]);
     }
 
     #[test]
-    fn child_env_applies_policy_then_overlay() {
+    fn the_variables_of_the_request_override_those_of_the_policy() {
         let mut p = policy(Inherit::All);
         p.exclude = vec!["oth*".into()];
         p.set.insert("SECRET_KEY".into(), "set".into());
@@ -211,12 +207,12 @@ mod tests {
     }
 
     #[test]
-    fn core_copies_the_core_names_only() {
+    fn inherit_core_passes_on_only_the_core_variables() {
         check(Some(policy(Inherit::Core)), &[], &["HOME=/h", "PATH=/bin"]);
     }
 
     #[test]
-    fn include_only_can_remove_what_set_put_in() {
+    fn include_only_also_filters_the_variables_in_set() {
         let mut p = policy(Inherit::None);
         p.set.insert("A".into(), "1".into());
         p.set.insert("B".into(), "2".into());
@@ -225,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn token_names_reach_no_child_in_any_case_and_plumbing_only_when_asked_for() {
+    fn no_child_gets_a_token_and_plumbing_is_passed_on_only_if_the_request_sets_it() {
         let mut p = policy(Inherit::All);
         p.ignore_default_excludes = true;
         check(

@@ -3,9 +3,8 @@
 //! Reading order: [`core`] owns everything that lives as long as the server. [`session`] is what a client resumes.
 //! `holder_link` talks to the session's holder. `process` is the server's view of one child and its log. `connection`
 //! receives messages, `dispatch` and `handlers` act on them, `pump` sends all output. `compat` has the rules for older
-//! protocol generations. [`access`] decides who may do
-//! what, and [`audit`] records it. [`listen`] accepts sockets and [`admission`] authenticates them: no stream becomes a
-//! connection without passing it.
+//! protocol generations. [`access`] decides who may do what, and [`audit`] records it. [`listen`] accepts sockets and
+//! [`admission`] authenticates them: no socket becomes a connection without passing admission.
 //!
 //! The server never forks and owns no child: children belong to holders and survive the server process.
 
@@ -13,7 +12,6 @@ pub mod access;
 pub mod admission;
 pub mod audit;
 pub mod core;
-mod file_tasks;
 pub mod listen;
 pub mod metrics;
 pub mod session;
@@ -28,6 +26,7 @@ mod dispatch;
 mod environment;
 mod error;
 mod fetch;
+mod file_tasks;
 mod files;
 mod handlers;
 mod holder_link;

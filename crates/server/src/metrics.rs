@@ -1,7 +1,6 @@
 //! The metrics of the server and their text at `/metrics`.
 //!
-//! Code that counts adds to one relaxed atomic, at most once per batch or request; nothing here takes a lock or looks
-//! up a label. Gauges (sessions, processes) are computed when the page is requested. Labels come from fixed lists, so
+//! Counting adds to a relaxed atomic, at most once per batch or request; it takes no lock and looks up no label. Gauges (sessions, processes) are computed when the page is requested. Labels come from fixed lists, so
 //! that a peer cannot make the page grow. The page shows no ids, names, paths or arguments.
 
 mod text;
@@ -60,7 +59,7 @@ impl Latency {
     }
 }
 
-/// A counter for each entry of a fixed list.
+/// A counter or histogram for each entry of a fixed list. A wrapper, because `Default` is missing for long arrays.
 #[derive(Debug)]
 struct PerEntry<T, const N: usize>([T; N]);
 
@@ -75,7 +74,7 @@ impl<T: Default, const N: usize> Default for PerEntry<T, N> {
 pub struct Metrics {
     /// Connections that were admitted.
     pub connections: Counter,
-    /// Connections that admission refused, in the order of [`STATUSES`], and with any other status.
+    /// Refusals by admission, in the order of [`STATUSES`]. The last entry is for any other status.
     refused: [Counter; STATUSES.len() + 1],
     /// Connections closed because the peer no longer responded.
     pub dead_peers: Counter,
@@ -143,8 +142,8 @@ impl Metrics {
 
     /// Counts a connection that admission refused.
     pub(crate) fn refused(&self, status: u16) {
-        let place = STATUSES.iter().position(|known| *known == status).unwrap_or(STATUSES.len());
-        self.refused[place].inc();
+        let index = STATUSES.iter().position(|known| *known == status).unwrap_or(STATUSES.len());
+        self.refused[index].inc();
     }
 
     /// The page in the Prometheus text format.
@@ -252,7 +251,7 @@ impl Metrics {
     fn render_requests(&self, text: &mut MetricsText) {
         text.begin(
             "exec_server_request_seconds",
-            "Time from a request to its answer, including the wait of a waiting read.",
+            "Time from a request to its answer, including the time that a read waits for output.",
             "histogram",
         );
         for (method, latency) in METHODS.iter().zip(&self.latencies.0) {
@@ -280,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_latency_lies_in_the_first_bucket_that_takes_it_and_in_all_above() {
+    fn a_latency_counts_in_its_own_bucket_and_all_larger_ones() {
         let metrics = Metrics::default();
         for us in [100, 101, 5_000_000, 5_000_001] {
             metrics.answered(Method::ProcessStart, Duration::from_micros(us));

@@ -11,8 +11,8 @@
 //!
 //! The inventory is a cache. It is valid for an object whose inode was last changed (ctime) before the inventory was
 //! taken: creating an object, renaming it into a directory and adding a hard link all change the ctime. For a newer
-//! object, and at least once a second, the inventory is taken again. Directories that have not changed since are not
-//! listed again.
+//! object, or if the inventory is more than a second old, it is taken again. Directories that have not changed since are
+//! not listed again.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -90,14 +90,14 @@ impl OwnFiles {
         Self { paths, inventory: Mutex::default() }
     }
 
-    /// Queries an inventory that is new enough for `object`.
-    fn look_up(&self, object: &Stat, look: impl FnOnce(&Inventory, FileIdentity) -> bool) -> bool {
+    /// Runs a query on an inventory that is new enough for `object`.
+    fn look_up(&self, object: &Stat, query: impl FnOnce(&Inventory, FileIdentity) -> bool) -> bool {
         let mut inventory = self.inventory.lock();
         if !inventory.is_valid_for(object) {
             // With `--run-as`, this thread may act as another user, who cannot read the state directory.
             as_server(|| inventory.take(&self.paths));
         }
-        look(&inventory, object.identity())
+        query(&inventory, object.identity())
     }
 }
 
@@ -108,7 +108,7 @@ impl Guard for OwnFiles {
 
     fn protects_name(&self, directory: &Stat, name: &OsStr) -> bool {
         self.look_up(directory, |inventory, identity| {
-            inventory.names.get(&identity).is_some_and(|names| names.iter().any(|known| known.is(name)))
+            inventory.names.get(&identity).is_some_and(|names| names.iter().any(|known| known.matches(name)))
         })
     }
 
@@ -118,7 +118,7 @@ impl Guard for OwnFiles {
 }
 
 impl ProtectedName {
-    fn is(&self, name: &OsStr) -> bool {
+    fn matches(&self, name: &OsStr) -> bool {
         match self {
             Self::Exact(known) => known == name,
             Self::WithSuffixes(known) => {
@@ -132,18 +132,17 @@ impl ProtectedName {
 impl Inventory {
     fn is_valid_for(&self, object: &Stat) -> bool {
         let Some((wall, boot)) = self.taken else { return false };
-        if nanoseconds(ClockId::Boottime) - boot > MAX_AGE_NS {
+        if now(ClockId::Boottime) - boot > MAX_AGE_NS {
             return false;
         }
         let (device, _) = object.identity();
-        let changed = object.changed;
-        let changed = i128::from(changed.seconds) * 1_000_000_000 + i128::from(changed.nanos);
-        !self.devices.contains(&device) || changed + CLOCK_GRAIN_NS < wall
+        // Nothing on a device without protected objects is protected, whenever it was changed.
+        !self.devices.contains(&device) || in_nanoseconds(object.changed) + CLOCK_GRAIN_NS < wall
     }
 
     /// Takes a new inventory. Reuses listings of directories that have not changed.
     fn take(&mut self, paths: &[PathBuf]) {
-        let taken = (nanoseconds(ClockId::Realtime), nanoseconds(ClockId::Boottime));
+        let taken = (now(ClockId::Realtime), now(ClockId::Boottime));
         let before = std::mem::take(self);
         let settled_before = before.taken.map_or(i128::MIN, |(wall, _)| wall - CLOCK_GRAIN_NS);
         let mut walk = ProtectedWalk { inventory: self, before: &before.listings, settled_before };
@@ -177,9 +176,10 @@ struct ProtectedWalk<'a> {
 }
 
 impl ProtectedWalk<'_> {
-    /// Follows a path link by link and records what it passes. Stops at a missing component and protects its name.
+    /// Follows a path component by component, through symbolic links, and records what it passes. Stops at a missing
+    /// component and protects its name.
     fn trace(&mut self, path: &Path) -> Option<()> {
-        let mut rest = parts(path);
+        let mut rest = reversed_parts(path);
         let mut dir = open_path(CWD, OsStr::new("/"))?;
         let mut links = 0;
         while let Some(name) = rest.pop() {
@@ -204,7 +204,7 @@ impl ProtectedWalk<'_> {
                     if target.is_absolute() {
                         dir = open_path(CWD, OsStr::new("/"))?;
                     }
-                    rest.extend(parts(&target));
+                    rest.extend(reversed_parts(&target));
                 }
                 FileKind::Directory => {
                     dir = open_path(dir.as_fd(), &name)?;
@@ -230,7 +230,7 @@ impl ProtectedWalk<'_> {
             return;
         }
         let changed = stat.changed;
-        let is_settled = i128::from(changed.seconds) * 1_000_000_000 + i128::from(changed.nanos) < self.settled_before;
+        let is_settled = in_nanoseconds(changed) < self.settled_before;
         let known = self.before.get(&identity).filter(|known| is_settled && known.changed == changed);
         let listing = known.cloned().unwrap_or_else(|| list(dir, changed));
         for file in &listing.files {
@@ -287,7 +287,7 @@ fn hard_linked(path: &Path, depth: usize) -> Option<PathBuf> {
 }
 
 /// The components of a path in reverse order, to be popped from the end.
-fn parts(path: &Path) -> Vec<OsString> {
+fn reversed_parts(path: &Path) -> Vec<OsString> {
     let named = path.components().rev().filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
     named.map(|part| part.as_os_str().to_owned()).collect()
 }
@@ -297,7 +297,11 @@ fn open_path(dir: BorrowedFd<'_>, name: &OsStr) -> Option<OwnedFd> {
     rustix::fs::openat(dir, name, flags, Mode::empty()).ok()
 }
 
-fn nanoseconds(clock: ClockId) -> i128 {
+fn in_nanoseconds(moment: Moment) -> i128 {
+    i128::from(moment.seconds) * 1_000_000_000 + i128::from(moment.nanos)
+}
+
+fn now(clock: ClockId) -> i128 {
     let now = clock_gettime(clock);
     i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec)
 }
@@ -317,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_in_a_protected_directory_is_protected_whenever_it_was_made() {
+    fn objects_in_a_protected_directory_are_protected_even_if_created_later() {
         let dir = tempfile::tempdir().expect("a directory");
         let base = dir.path().canonicalize().expect("its real path");
         let state = base.join("state");
@@ -342,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn names_on_the_way_to_a_file_that_is_missing_are_protected() {
+    fn names_on_the_path_to_a_missing_file_are_protected() {
         let dir = tempfile::tempdir().expect("a directory");
         let base = dir.path().canonicalize().expect("its real path");
         fs::create_dir(base.join("real")).expect("make a directory");

@@ -7,9 +7,8 @@
 //! A placeholder has the mtime 0 (1970), which marks it until something is created in it. A nested placeholder does not
 //! count: after one is created or removed, the mtime of the outer one is reset.
 //!
-//! A placeholder is removed when it is no longer needed. Two things show that it is needed: a prepared sandbox (kit)
-//! holds a shared lock on it, and a process in a view has a mount on it. Removing it too early would free its name, so
-//! both are checked. The paths are recorded in the state directory, so that the next server removes the placeholders of
+//! A placeholder is removed when it is no longer needed. It is needed while a prepared sandbox (kit) holds a shared lock
+//! on it, or a process in a view has a mount on it. Removing it too early would free its name, so both are checked. The paths are recorded in the state directory, so that the next server removes the placeholders of
 //! a server that was killed.
 
 use std::{
@@ -42,10 +41,10 @@ pub(crate) struct Placeholder {
 /// Makes sure that something exists at the path. If we have no permission to create it, neither has a process of the
 /// same user, so nothing is needed. The exception is a parent directory that we own: the process could change its mode.
 pub(crate) fn make(path: &Path) -> io::Result<()> {
-    let around = marked_around(path);
+    let outer = marked_parent(path);
     match rustix::fs::mkdirat(CWD, path, Mode::from_raw_mode(0o755)) {
         Ok(()) => {
-            around.map_or(Ok(()), |around| set_first_time(&around))?;
+            outer.map_or(Ok(()), |outer| set_mtime_to_zero(&outer))?;
             mark(path)
         }
         Err(Errno::ACCESS) if path.parent().is_some_and(is_ours) => Err(Errno::ACCESS.into()),
@@ -56,21 +55,21 @@ pub(crate) fn make(path: &Path) -> io::Result<()> {
 
 fn mark(path: &Path) -> io::Result<()> {
     let dir = open(path)?;
-    // The owner of the parent directory may turn it into a repository.
-    if let Some(around) = path.parent().filter(|_| rustix::process::geteuid().is_root()) {
-        let around = fs::metadata(around)?;
-        std::os::unix::fs::fchown(&dir, Some(around.uid()), Some(around.gid()))?;
+    // Give it to the owner of the parent directory, who may want to turn it into a repository.
+    if let Some(parent) = path.parent().filter(|_| rustix::process::geteuid().is_root()) {
+        let parent = fs::metadata(parent)?;
+        std::os::unix::fs::fchown(&dir, Some(parent.uid()), Some(parent.gid()))?;
     }
-    set_first_time(&dir)
+    set_mtime_to_zero(&dir)
 }
 
-fn set_first_time(dir: &OwnedFd) -> io::Result<()> {
-    let first = Timespec { tv_sec: 0, tv_nsec: 0 };
-    Ok(rustix::fs::futimens(dir, &Timestamps { last_access: first, last_modification: first })?)
+fn set_mtime_to_zero(dir: &OwnedFd) -> io::Result<()> {
+    let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+    Ok(rustix::fs::futimens(dir, &Timestamps { last_access: zero, last_modification: zero })?)
 }
 
 /// Opens the parent directory if it is a placeholder itself.
-fn marked_around(path: &Path) -> Option<OwnedFd> {
+fn marked_parent(path: &Path) -> Option<OwnedFd> {
     open(path.parent()?).ok().filter(is_marked)
 }
 
@@ -108,11 +107,11 @@ pub(crate) fn remove(path: &Path) -> bool {
     if flock(&dir, FlockOperation::NonBlockingLockExclusive).is_err() || is_mounted_somewhere(path) {
         return false;
     }
-    let around = marked_around(path);
+    let outer = marked_parent(path);
     match fs::remove_dir(path) {
         Ok(()) => {
             // If the reset fails, the outer placeholder is never removed, which does no other harm.
-            around.map(|around| set_first_time(&around));
+            outer.map(|outer| set_mtime_to_zero(&outer));
             true
         }
         // The directory holds another placeholder. Anything else created in it would have changed its mtime.
@@ -122,20 +121,21 @@ pub(crate) fn remove(path: &Path) -> bool {
 
 /// Removes the placeholders that are no longer needed. Returns the paths that are gone and those that are left.
 pub(crate) fn remove_all(paths: BTreeSet<PathBuf>) -> (Vec<PathBuf>, Vec<PathBuf>) {
-    // In reverse order: one may be inside another.
+    // In reverse order, so that a nested placeholder comes before the outer one.
     paths.into_iter().rev().partition(|path| remove(path))
 }
 
 /// Whether a process in another mount namespace has a mount on this path.
 fn is_mounted_somewhere(path: &Path) -> bool {
     let own = namespace(Path::new("/proc/self"));
+    // Without `/proc` nothing is known, so assume a mount.
     let Ok(processes) = fs::read_dir("/proc") else { return true };
     let wanted = escaped(path);
     let is_process = |name: &OsStr| name.as_bytes().iter().all(u8::is_ascii_digit);
     processes.flatten().filter(|entry| is_process(&entry.file_name())).any(|entry| {
         let process = entry.path();
-        let is_ours = own.is_some() && namespace(&process) == own;
-        !is_ours && has_mount(&process, &wanted)
+        let is_own_namespace = own.is_some() && namespace(&process) == own;
+        !is_own_namespace && has_mount(&process, &wanted)
     })
 }
 
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_stays_while_it_is_held_and_goes_then() {
+    fn a_held_placeholder_is_removed_only_after_its_release() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join(".git");
         make(&path).expect("made");
@@ -175,11 +175,11 @@ mod tests {
         assert!(!remove(&path) && path.is_dir());
         drop(held);
         assert!(remove(&path) && !path.exists());
-        assert!(remove(&path), "one that is gone needs nothing");
+        assert!(remove(&path), "removing it again succeeds");
     }
 
     #[test]
-    fn what_somebody_made_or_used_is_left_alone() {
+    fn directories_that_existed_before_or_are_in_use_are_left_alone() {
         let dir = tempfile::tempdir().expect("a directory");
         let (own, used) = (dir.path().join("own"), dir.path().join("used"));
         fs::create_dir(&own).expect("a directory");
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn one_in_another_goes_first_and_both_go() {
+    fn a_nested_placeholder_must_be_removed_before_the_outer_one() {
         let dir = tempfile::tempdir().expect("a directory");
         let (outer, inner) = (dir.path().join("outer"), dir.path().join("outer/.git"));
         make(&outer).expect("made");
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_mounts_is_read_as_it_is_written() {
+    fn mount_points_are_found_in_mountinfo_by_their_escaped_path() {
         assert_eq!(escaped(Path::new("/a b\\c\td")), b"/a\\040b\\134c\\011d");
         assert!(has_mount(Path::new("/proc/self"), b"/proc"), "`/proc` is mounted here");
         assert!(!has_mount(Path::new("/proc/self"), b"/proc/none"));

@@ -1,5 +1,5 @@
-//! The wall clock, for timestamps that people read and dates that people set. It times nothing but the expiry of
-//! access, which is given as a date.
+//! The wall clock, for timestamps that people read and dates that people set. Timeouts use the monotonic clock; only the
+//! expiry of access is checked against this one, because it is given as a date.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -38,11 +38,11 @@ fn timestamp(ms: u64) -> Timestamp {
     timestamp.unwrap_or(Timestamp::MAX)
 }
 
-/// Parses a date, or a date and time with `Z`. Fractions of a second are ignored. `None` for anything else, such as a
-/// time without a zone, which would mean a different time on another machine, and a time before 1970.
+/// Parses a date, or a date and time with `Z`. Fractions of a second are ignored. `None` for anything else. That
+/// includes times before 1970, and times without a zone, which would mean different times on different machines.
 #[must_use]
 pub fn read_seconds(text: &str) -> Option<u64> {
-    // TOML allows a small `t` or a blank between date and time, and a small `z`.
+    // TOML allows `t` or a space between date and time, and `z` at the end.
     let text = text.to_ascii_uppercase().replace(' ', "T");
     let time = match text.contains('T') {
         true => DateTime::strptime("%Y-%m-%dT%H:%M:%S%.fZ", &text),
@@ -57,7 +57,7 @@ mod tests {
     use super::{read_seconds, show_ms, show_seconds};
 
     #[test]
-    fn dates_are_read_as_they_are_shown() {
+    fn shown_dates_are_read_back_unchanged() {
         for (seconds, text) in [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_400, "2000-02-29T00:00:00Z"),
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_date_in_a_known_zone_is_refused() {
+    fn anything_but_a_date_or_a_utc_time_is_refused() {
         for text in [
             "",
             "tomorrow",

@@ -16,8 +16,8 @@ use crate::descriptors;
 /// within a second.
 const BACK_OFF: Duration = Duration::from_millis(100);
 
-/// How many waiting connections to close at once when no fd is free. Closing tells a peer at once; otherwise it would
-/// wait in the kernel's backlog.
+/// How many waiting connections to close at once when no fd is free. A peer whose connection is closed can retry at once;
+/// otherwise it would wait in the kernel's backlog.
 const CLOSED_AT_ONCE: usize = 64;
 
 /// A socket that accepts connections.
@@ -59,19 +59,19 @@ impl<L: Listener> Acceptor<L> {
     /// The next connection. Neither an error of a single connection nor a lack of resources ends the loop.
     pub(super) async fn next(&mut self) -> L::Connection {
         loop {
-            // Few free fds count as none: they are reserved for existing work.
+            // Few free fds count as none, because they are reserved for existing work. The connection is then closed.
             let accepted = self.listener.accept().await.and_then(|connection| {
                 if descriptors::allow_unauthenticated() { Ok(connection) } else { Err(Errno::MFILE.into()) }
             });
             match accepted {
                 Ok(connection) => return connection,
                 Err(error) if is_exhausted(&error) => {
-                    tracing::warn!(%error, "no fd for a new connection; closing unauthenticated connections");
+                    tracing::warn!(%error, "no fd for a new connection; closing the waiting ones");
                     self.close_waiting();
                     time::sleep(BACK_OFF).await;
                 }
-                // The peer closed before the accept. Try the next one.
-                Err(error) if is_of_the_peer(&error) => {}
+                // The connection failed before the accept. Try the next one.
+                Err(error) if is_peer_error(&error) => {}
                 Err(error) => {
                     tracing::error!(%error, "accept failed");
                     time::sleep(BACK_OFF).await;
@@ -80,6 +80,7 @@ impl<L: Listener> Acceptor<L> {
         }
     }
 
+    /// Accepts and closes connections from the backlog, each with the fd that the spare frees.
     fn close_waiting(&mut self) {
         // The spare may be missing: after the last round, another thread may have taken the freed fd.
         self.spare = self.spare.take().or_else(spare);
@@ -106,7 +107,8 @@ fn is_exhausted(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
 }
 
-fn is_of_the_peer(error: &io::Error) -> bool {
+/// Whether `accept` failed because of the connection that it would have returned.
+fn is_peer_error(error: &io::Error) -> bool {
     use Errno as E;
     matches!(E::from_io_error(error), Some(E::CONNABORTED | E::INTR | E::PROTO | E::CONNRESET | E::PERM))
 }

@@ -47,8 +47,7 @@ const BACKLOG: u32 = 1024;
 pub struct ServerConfig {
     /// The path of the socket for `dial-stdio`. `None` if other programs cannot find the state directory.
     pub dial_socket: Option<PathBuf>,
-    /// EOF on standard input ends the session. For a server without a lasting state
-    /// directory.
+    /// EOF on standard input ends the session. For a server without a lasting state directory.
     pub stdio_ends_session: bool,
     /// Needed for `wss://` listeners.
     pub tls: Option<Arc<Tls>>,
@@ -225,8 +224,8 @@ async fn serve_tcp(core: Arc<Core>, admission: Arc<Admission>, listener: TcpList
     .await;
 }
 
-async fn serve_unix(core: Arc<Core>, admission: Arc<Admission>, socket: UnixSocket) {
-    accept_all(socket, &admission, |socket| {
+async fn serve_unix(core: Arc<Core>, admission: Arc<Admission>, listener: UnixSocket) {
+    accept_all(listener, &admission, |socket| {
         let (core, admission) = (Arc::clone(&core), Arc::clone(&admission));
         let slot = admission.reserve_slot(None);
         async move {
@@ -238,8 +237,8 @@ async fn serve_unix(core: Arc<Core>, admission: Arc<Admission>, socket: UnixSock
     .await;
 }
 
-async fn serve_dial(core: Arc<Core>, admission: Arc<Admission>, socket: UnixSocket) {
-    accept_all(socket, &admission, |socket| {
+async fn serve_dial(core: Arc<Core>, admission: Arc<Admission>, listener: UnixSocket) {
+    accept_all(listener, &admission, |socket| {
         let core = Arc::clone(&core);
         let connection = admission.admit_dial(socket);
         async move {
@@ -289,7 +288,7 @@ where
     }
 }
 
-/// Logs that a connection's task panicked. Other connections are not affected.
+/// Logs a panic of a connection's task. Other connections are not affected.
 fn log_panic(ended: Option<Result<(), JoinError>>) {
     if let Some(Err(error)) = ended
         && error.is_panic()

@@ -65,14 +65,14 @@ impl UnixSocket {
         let failed = |source: io::Error| UnixError::Io { path: path.to_owned(), source };
         let name = path.file_name().ok_or_else(|| UnixError::Name { path: path.to_owned() })?;
         let dir = open_parent(path)?;
-        check_occupied(&dir, name, path)?;
+        check_name_is_free(&dir, name, path)?;
         // Bind under a temporary name: the real name must appear only when the socket has mode 0600 and listens.
-        let beside = beside().map_err(failed)?;
-        let listener = listen_at(&dir, &beside).map_err(failed)?;
-        let identity = stat(&dir, &beside).map_err(failed)?;
-        if let Err(errno) = rustix::fs::renameat(&dir, &beside, &dir, name) {
+        let temporary = temporary_name().map_err(failed)?;
+        let listener = listen_at(&dir, &temporary).map_err(failed)?;
+        let identity = stat(&dir, &temporary).map_err(failed)?;
+        if let Err(errno) = rustix::fs::renameat(&dir, &temporary, &dir, name) {
             // Ignore an error of the cleanup and return that of the rename.
-            rustix::fs::unlinkat(&dir, &beside, AtFlags::empty()).ok();
+            rustix::fs::unlinkat(&dir, &temporary, AtFlags::empty()).ok();
             return Err(failed(errno.into()));
         }
         Ok(Self {
@@ -96,7 +96,7 @@ impl Drop for UnixSocket {
 
 /// Connects to a socket by directory fd and name, so that the length of its path does not matter.
 pub(crate) fn connect(dir: &OwnedFd, name: &OsStr) -> io::Result<StdStream> {
-    StdStream::connect(through(dir, name))
+    StdStream::connect(short_path(dir, name))
 }
 
 /// Opens the parent directory of `path`, creating it with mode 0700 if needed. Refuses a directory whose entries other
@@ -121,7 +121,7 @@ fn open_parent(path: &Path) -> Result<OwnedFd, UnixError> {
 }
 
 /// Returns an error unless the name is free or belongs to a stale socket of ours.
-fn check_occupied(dir: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), UnixError> {
+fn check_name_is_free(dir: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), UnixError> {
     let stat = if_exists(stat(dir, name)).map_err(|source| UnixError::Io { path: path.to_owned(), source })?;
     let Some(stat) = stat else { return Ok(()) };
     let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
@@ -132,13 +132,14 @@ fn check_occupied(dir: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), UnixEr
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
         // Removed in the meantime, so the name is free.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        // Any other error, such as EAGAIN for a full backlog, may come from a live socket.
         Ok(_) | Err(_) => Err(UnixError::InUse { path: path.to_owned() }),
     }
 }
 
 /// Binds, sets mode 0600, and only then listens. Until then connections are refused, regardless of the umask.
 fn listen_at(dir: &OwnedFd, name: &OsStr) -> io::Result<StdListener> {
-    let path = through(dir, name);
+    let path = short_path(dir, name);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(&path)?)?;
@@ -149,7 +150,7 @@ fn listen_at(dir: &OwnedFd, name: &OsStr) -> io::Result<StdListener> {
 
 /// A short path to an entry of an open directory. A `sockaddr_un` holds only 108 bytes, and the real path may be
 /// longer.
-fn through(dir: &OwnedFd, name: &OsStr) -> PathBuf {
+fn short_path(dir: &OwnedFd, name: &OsStr) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name)
 }
 
@@ -158,7 +159,7 @@ fn stat(dir: &OwnedFd, name: &OsStr) -> io::Result<Stat> {
 }
 
 /// A random temporary name. Short, because it must fit into a `sockaddr_un` together with the directory.
-fn beside() -> io::Result<OsString> {
+fn temporary_name() -> io::Result<OsString> {
     let mut random = [0; 8];
     getrandom::fill(&mut random).map_err(io::Error::other)?;
     Ok(format!(".exec-server-{}", hex::encode(random)).into())

@@ -96,6 +96,7 @@ fn address(text: &str, rest: &str) -> Result<SocketAddr, ListenUrlError> {
     let ip = match url.host {
         // The only host name that means the same address everywhere.
         Host::Domain(name) if name == "localhost" => Some(Ipv4Addr::LOCALHOST.into()),
+        // `UrlParts` reports an IPv4 address as a name.
         Host::Domain(name) => name.parse::<Ipv4Addr>().ok().map(IpAddr::V4),
         Host::Ipv4(ip) => Some(ip.into()),
         Host::Ipv6(ip) => Some(ip.into()),
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_everything_else_with_its_own_reason() {
+    fn refuses_other_urls_with_a_specific_reason() {
         type Expected = fn(&ListenUrlError) -> bool;
         let cases: [(&str, Expected); 18] = [
             ("ws://example.test:80", |e| matches!(e, ListenUrlError::HostName { .. })),

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_has_its_head_once() {
+    fn help_and_type_lines_appear_once_per_family() {
         let mut text = MetricsText::default();
         text.begin("a", "Of a.", "gauge");
         text.sample("a", &[("x", "1"), ("y", "2")], "3");

@@ -16,7 +16,7 @@ fn set_mode(path: &Path, mode: u32) {
 }
 
 #[tokio::test]
-async fn the_socket_is_0600_in_a_directory_made_0700_and_goes_away() {
+async fn the_socket_and_its_new_directory_are_private_and_the_socket_is_removed_on_drop() {
     let base = tempfile::tempdir().unwrap();
     let path = base.path().join("made/here/x.sock");
     let socket = UnixSocket::bind(&path).unwrap();
@@ -32,7 +32,7 @@ async fn a_directory_that_others_can_change_is_refused() {
     let base = tempfile::tempdir().unwrap();
     let dir = base.path().join("dir");
     fs::create_dir(&dir).unwrap();
-    for (mode, fine) in [
+    for (mode, is_accepted) in [
         (0o700, true),
         (0o750, true),
         (0o755, true),
@@ -44,8 +44,8 @@ async fn a_directory_that_others_can_change_is_refused() {
     ] {
         set_mode(&dir, mode);
         match UnixSocket::bind(&dir.join("x.sock")) {
-            Ok(_) => assert!(fine, "{mode:o}"),
-            Err(UnixError::DirMode { mode: said, .. }) => assert!(!fine && said == mode, "{mode:o}"),
+            Ok(_) => assert!(is_accepted, "{mode:o}"),
+            Err(UnixError::DirMode { mode: reported, .. }) => assert!(!is_accepted && reported == mode, "{mode:o}"),
             Err(error) => panic!("{mode:o}: {error}"),
         }
     }
@@ -70,7 +70,7 @@ async fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
 }
 
 #[tokio::test]
-async fn nothing_but_a_socket_of_ours_is_replaced() {
+async fn only_a_stale_socket_of_ours_is_replaced() {
     let base = tempfile::tempdir().unwrap();
     let path = base.path().join("x.sock");
     fs::write(&path, "precious").unwrap();
