@@ -358,7 +358,8 @@ mod tests {
                 search.finish(Ok(SearchSummary::default()));
             }
         });
-        let (mut lines, mut most) = (0, 0);
+        let mut lines = 0;
+        let mut most = 0;
         loop {
             let page = search.page().await.unwrap();
             most = most.max(page.lines.len());

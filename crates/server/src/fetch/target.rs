@@ -99,7 +99,8 @@ impl TargetResolver {
 
 impl Resolve for TargetResolver {
     fn resolve(&self, name: Name) -> Resolving {
-        let (reach, excludes_this_host, slots) = (self.reach, self.excludes_this_host, self.slots.clone());
+        let Self { reach, excludes_this_host, .. } = *self;
+        let slots = self.slots.clone();
         Box::pin(async move {
             let host = name.as_str().to_owned();
             let looked_up = with_permit(slots, move || {

@@ -96,7 +96,7 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
                 return Err(Failure::SessionAttached { id: id.to_string() });
             }
             if let Some(implicit) = implicit.filter(|implicit| implicit.id != session.id) {
-                // The client does not know the id of its implicit session, so nobody could resume that session later.
+                // The client does not know the id of its implicit session, so that session could never be resumed.
                 implicit.end().await;
             }
             (session, true, claim)
@@ -128,7 +128,8 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
 /// Finds the session to resume. While it is being adopted, the client gets a retryable error, or the server holds its
 /// request until the holder answers.
 async fn find_session(connection: &mut Connection, id: &str, rules: ClientRules) -> Result<Arc<Session>, Failure> {
-    let (core, principal) = (connection.core.clone(), connection.grant.principal().clone());
+    let core = connection.core.clone();
+    let principal = connection.grant.principal().clone();
     match (core.session(id, &principal), rules.adoption_wait()) {
         (Err(Failure::SessionAdopting { .. }), Some(wait)) => {
             connection.wait_for(core.session_settled(id), wait).await;

@@ -167,9 +167,9 @@ pub(crate) async fn request(context: RequestContext, mut request: OutboundReques
         return stream(&context, &request, &clock, response).await;
     }
     match clock.run(whole(&context, &request, response)).await {
-        Ok((body_base64, room)) => {
+        Ok((body_base64, permits)) => {
             reply.result(&wire::RequestResult { status, headers, body_base64 });
-            drop(room);
+            drop(permits);
         }
         Err(failure) => refuse(&context, &request, &failure, reply),
     }
@@ -281,18 +281,20 @@ async fn whole(
     if expected > limits::HTTP_BODY_BYTES {
         return Err(too_large());
     }
-    let (mut body, mut room) = (Vec::new(), None);
+    let mut body = Vec::new();
+    let mut permits = None;
     while let Some(piece) = response.chunk().await.map_err(|error| failed(context, request, error.into()))? {
         if body.len() + piece.len() > limits::HTTP_BODY_BYTES {
             return Err(too_large());
         }
-        // Reserve all that may be needed at once, while the body is still small: two growing bodies could deadlock.
-        if room.is_none() && body.len() + piece.len() > SMALL_BYTES {
-            room = Some(context.core.fetcher.reserve_memory(&context.peer.fetches, expected).await?);
+        // Reserve the most that the body can need, while it is still small. Two bodies that reserve as they grow could
+        // deadlock.
+        if permits.is_none() && body.len() + piece.len() > SMALL_BYTES {
+            permits = Some(context.core.fetcher.reserve_memory(&context.peer.fetches, expected).await?);
         }
         body.extend_from_slice(&piece);
     }
-    Ok((base64::encode(&body), room))
+    Ok((base64::encode(&body), permits))
 }
 
 /// Sends the body in pieces, each after the previous one has got its slot, and then its end.
@@ -487,7 +489,8 @@ mod tests {
         let silent = std::future::pending::<Result<(), Failure>>;
         let late = clock.until_head(TargetReach::Public).run(silent()).await;
         assert!(matches!(late, Err(Failure::HttpTimeout { ms: HEAD_MS, .. })), "{late:?}");
-        let (hour, forever) = (Duration::from_secs(3600), clock.until_head(TargetReach::Anywhere));
+        let hour = Duration::from_secs(3600);
+        let forever = clock.until_head(TargetReach::Anywhere);
         assert!(tokio::time::timeout(hour, forever.run(silent())).await.is_err());
         let short = RequestClock { begun: Instant::now(), timeout_ms: Some(5), ..clock.clone() };
         assert!(matches!(

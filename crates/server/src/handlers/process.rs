@@ -207,7 +207,8 @@ pub(crate) async fn resize(context: RequestContext, params: wire::ResizeParams) 
     if !process.meta.tty {
         return Err(Failure::NotATerminal { id: process.id().to_owned() });
     }
-    let (slot, rows, cols) = (process.slot(), params.rows, params.cols);
+    let slot = process.slot();
+    let wire::ResizeParams { rows, cols, .. } = params;
     match process.link().status(|req| ToHolder::Resize { req, slot, rows, cols }).get().await {
         Some(_) => Ok(Empty {}),
         // The process has closed, and its session is archived. A holder would accept a resize of a closed process, too.

@@ -53,8 +53,7 @@ impl MetricsText {
 
 /// Converts microseconds to seconds without rounding.
 pub(super) fn seconds(us: u64) -> String {
-    let (whole, rest) = (us / 1_000_000, us % 1_000_000);
-    let text = format!("{whole}.{rest:06}");
+    let text = format!("{}.{:06}", us / 1_000_000, us % 1_000_000);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 

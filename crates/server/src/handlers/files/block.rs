@@ -64,7 +64,8 @@ async fn read_block(
     };
     request.context.peer.outgoing.wait_for_room().await;
     let reading = file.clone();
-    let (offset, holes) = (params.offset, params.holes);
+    let offset = params.offset;
+    let holes = params.holes;
     let is_attached = request.context.peer.capabilities().attached;
     let mut bytes = PooledBuffer::with_room(len);
     let to_result = move |mut bytes: PooledBuffer, block: files::ReadBlock| {
