@@ -40,7 +40,7 @@ use crate::{
     wall_clock,
 };
 
-/// Enough for some thousand entries. A foreign file is not read into memory beyond this.
+/// Enough for some thousand entries. A larger file is refused.
 const MAX_BYTES: u64 = 1 << 20;
 
 const HEADER: &str = "# Who may connect to exec-server, and with which rights. Written by `exec-server token`; manual edits take effect within a second.\n\n";
@@ -180,7 +180,11 @@ impl TokenFile {
         let Some(file) = if_exists(File::open(path)).map_err(failed)? else { return Ok(None) };
         private::check(&file, &file.metadata().map_err(failed)?, path)?;
         let mut text = String::new();
-        file.take(MAX_BYTES).read_to_string(&mut text).map_err(failed)?;
+        file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
+        // A part of the file could lack restrictions and revocations.
+        if text.len() as u64 > MAX_BYTES {
+            return Err(failed(io::ErrorKind::FileTooLarge.into()));
+        }
         let file: Self = toml::from_str(&text)
             .map_err(|source| TokenFileError::Syntax { path: path.to_owned(), source: Box::new(source) })?;
         file.check()?;
@@ -253,5 +257,23 @@ impl TokenFile {
         file.check()?;
         let text = toml::to_string(&file).map_err(|error| failed(io::Error::other(error)))?;
         state_dir::write_durably(path, format!("{HEADER}{text}").as_bytes()).map_err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MAX_BYTES, TokenFile, TokenFileError};
+    use crate::state_dir;
+
+    #[test]
+    fn a_file_that_is_too_large_is_refused_as_a_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tokens.toml");
+        let mut text = "#".repeat(usize::try_from(MAX_BYTES).unwrap() - 1) + "\n";
+        state_dir::write_private(&path, text.as_bytes()).unwrap();
+        assert_eq!(TokenFile::read(&path).unwrap(), Some(TokenFile::default()));
+        text.push_str("only_listed_certificates = true\n");
+        state_dir::write_private(&path, text.as_bytes()).unwrap();
+        assert!(matches!(TokenFile::read(&path), Err(TokenFileError::Io { .. })));
     }
 }
