@@ -24,8 +24,8 @@ pub(super) fn default_directory(grant: &Grant, own: Option<&Path>) -> PathBuf {
 }
 
 /// The directory to start in. If the principal has roots, symlinks are resolved, so that the checked directory is the
-/// one that is used.
-pub(super) fn directory(grant: &Grant, path: PathBuf) -> Result<PathBuf, Failure> {
+/// one that is used. `program` is for the error text.
+pub(super) fn directory(grant: &Grant, path: PathBuf, program: &str) -> Result<PathBuf, Failure> {
     let roots = &grant.rights().roots;
     if roots.is_empty() {
         return Ok(path);
@@ -37,7 +37,7 @@ pub(super) fn directory(grant: &Grant, path: PathBuf) -> Result<PathBuf, Failure
         Ok(_) => Err(forbidden()),
         // Beneath a root, report the reason. Elsewhere do not reveal whether the path exists.
         Err(source) if is_beneath(&path, roots) && !path.components().any(|part| part == Component::ParentDir) => {
-            Err(Failure::Cwd { program: String::new(), cwd: path.display().to_string(), source })
+            Err(Failure::Cwd { program: program.to_owned(), cwd: path.display().to_string(), source })
         }
         Err(_) => Err(forbidden()),
     }

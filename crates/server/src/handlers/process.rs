@@ -56,7 +56,8 @@ pub(crate) fn launch(context: &RequestContext, parts: StartParts) -> Result<Proc
         Some(cwd) => cwd.resolve().map_err(|source| Failure::Path { path: cwd.as_str().to_owned(), source })?,
         None => permitted::default_directory(&context.grant, context.core.config.cwd.as_deref()),
     };
-    let path = permitted::directory(&context.grant, path)?;
+    let program = argv.first().map_or("", String::as_str);
+    let path = permitted::directory(&context.grant, path, program)?;
     if argv.is_empty() {
         return Err(Failure::EmptyArgv);
     }
