@@ -122,8 +122,8 @@ pub(crate) enum Failure {
     TooManyHandles { used: HandleUse },
     #[error(transparent)]
     Pattern(#[from] exec_server_fs::PatternError),
-    #[error("limit reached: {most} {what} per connection; close some and try again")]
-    TooManyFileTasks { what: &'static str, most: usize },
+    #[error("limit reached: {most} {what} per {scope}; close some and try again")]
+    TooManyFileTasks { what: &'static str, most: usize, scope: &'static str },
     #[error("{what}: the host is out of resources: {source}")]
     Host { what: &'static str, source: io::Error },
     #[error("nothing is open as `{id}`")]

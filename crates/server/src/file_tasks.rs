@@ -94,13 +94,11 @@ impl Default for FileTasks {
 
 impl FileTasks {
     pub(crate) fn reserve_search(&self, server: &FileTaskSlots) -> Result<FileTaskSlot, Failure> {
-        reserve_slot(&self.slots.searches, &server.searches)
-            .ok_or(Failure::TooManyFileTasks { what: "searches", most: limits::SEARCHES })
+        reserve_slot("searches", &self.slots.searches, limits::SEARCHES, &server.searches)
     }
 
     pub(crate) fn reserve_watch(&self, server: &FileTaskSlots) -> Result<FileTaskSlot, Failure> {
-        reserve_slot(&self.slots.watches, &server.watches)
-            .ok_or(Failure::TooManyFileTasks { what: "watches", most: limits::WATCHES })
+        reserve_slot("watches", &self.slots.watches, limits::WATCHES, &server.watches)
     }
 
     /// Registers a task under a name, by which it can be found and closed.
@@ -147,9 +145,19 @@ impl FileTasks {
     }
 }
 
-fn reserve_slot(of_connection: &Arc<Semaphore>, of_server: &Arc<Semaphore>) -> Option<FileTaskSlot> {
-    let permit = of_connection.clone().try_acquire_owned().ok()?;
-    Some([permit, of_server.clone().try_acquire_owned().ok()?])
+/// `per_connection` is the limit of the connection, for the error text.
+fn reserve_slot(
+    what: &'static str,
+    of_connection: &Arc<Semaphore>,
+    per_connection: usize,
+    of_server: &Arc<Semaphore>,
+) -> Result<FileTaskSlot, Failure> {
+    let too_many = |most, scope| Failure::TooManyFileTasks { what, most, scope };
+    let connection_permit = of_connection.clone().try_acquire_owned();
+    let connection_permit = connection_permit.map_err(|_| too_many(per_connection, "connection"))?;
+    let server_permit = of_server.clone().try_acquire_owned();
+    let server_permit = server_permit.map_err(|_| too_many(limits::SEARCHES_OF_SERVER, "server"))?;
+    Ok([connection_permit, server_permit])
 }
 
 /// A search that is running, or finished with results left to read.
