@@ -72,16 +72,17 @@ pub(crate) const NEEDS_RESTRICTED_FILES: &str = "a sandbox that restricts files,
 pub(crate) const NOT_CONFINED: wire::AppliedSandbox =
     wire::AppliedSandbox { file_system: wire::AppliedFileSystem::Unrestricted, network: wire::Network::Enabled };
 
-/// A sandbox in the cache, with what shows whether it can be used again.
+/// A built sandbox, and what decides whether it can be used again.
 #[derive(Debug)]
 pub(crate) struct PreparedSandbox<T> {
     pub(crate) parts: T,
     rules: AccessRules,
-    /// The mounts of the view. `None`: all files may be accessed, so no view is needed.
+    /// The mounts of the view. `None` for a file request that may access all files: it needs no view.
     mounted: Option<ViewMounts>,
-    used: Mutex<Instant>,
+    last_used: Mutex<Instant>,
 }
 
+/// The sandbox of a process.
 pub(crate) type ProcessSandbox = PreparedSandbox<ProcessParts>;
 
 /// The file view of a sandboxed `fs/*` request.
@@ -97,7 +98,7 @@ pub(crate) struct ProcessParts {
 #[derive(Debug)]
 pub(crate) struct FileParts {
     /// The file tree, and the mount namespace that keeps it alive. `None`: all files may be accessed.
-    shown: Option<(Arc<FileTree>, OwnedFd)>,
+    tree: Option<(Arc<FileTree>, OwnedFd)>,
     is_network_restricted: bool,
 }
 
@@ -109,7 +110,7 @@ impl FileView {
 
     /// The files that a request sees. The roots of the principal narrow it further.
     pub(crate) fn view(&self) -> View {
-        self.parts.shown.as_ref().map_or_else(View::everything, |(tree, _)| View::of(tree.clone()))
+        self.parts.tree.as_ref().map_or_else(View::everything, |(tree, _)| View::of(tree.clone()))
     }
 
     /// An early check for a long operation: whether the sandbox allows reading where it starts.
@@ -124,9 +125,12 @@ impl FileView {
     pub(crate) fn explain(&self, error: &files::Error) -> Option<Failure> {
         self.mounted.as_ref()?;
         // Errors for paths that the view protects. They come from the kernel, or from the `fs` crate in its place.
-        let is_protection =
-            |os: &io::Error| matches!(os.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::ResourceBusy);
-        let is_protected = matches!(&error.kind, files::ErrorKind::Os(os) if is_protection(os));
+        let is_protected = match &error.kind {
+            files::ErrorKind::Os(os) => {
+                matches!(os.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::ResourceBusy)
+            }
+            _ => false,
+        };
         let denied = self.rules.decide(&error.path, Access::Read).and_then(|()| match error.category() {
             // If reading is allowed, only a write gets these errors.
             files::ErrorCategory::PermissionDenied | files::ErrorCategory::OutsideView => {
@@ -322,9 +326,11 @@ impl Sandboxes {
         // its locks keep the placeholders.
         self.processes.lock().retain(|(_, kept)| {
             let enough = if kept.parts.placeholders.is_empty() { SANDBOX_IDLE } else { PLACEHOLDER_IDLE };
-            Arc::strong_count(kept) > 1 || kept.used.lock().elapsed() < enough
+            Arc::strong_count(kept) > 1 || kept.last_used.lock().elapsed() < enough
         });
-        self.views.lock().retain(|(_, kept)| Arc::strong_count(kept) > 1 || kept.used.lock().elapsed() < SANDBOX_IDLE);
+        self.views
+            .lock()
+            .retain(|(_, kept)| Arc::strong_count(kept) > 1 || kept.last_used.lock().elapsed() < SANDBOX_IDLE);
         let (gone, _) = placeholder::remove_all(paths);
         if !gone.is_empty() {
             self.forget_placeholders(&gone);
@@ -339,8 +345,8 @@ impl Sandboxes {
             || asked.rules(),
             |rules| {
                 let is_open = asked.files.is_none() || rules.allows_everything_but(&self.hidden);
-                let (shown, mounted) = if is_open { None } else { Some(self.build_tree(rules)?) }.unzip();
-                Ok((FileParts { shown, is_network_restricted: asked.is_network_restricted }, mounted))
+                let (tree, mounted) = if is_open { None } else { Some(self.build_tree(rules)?) }.unzip();
+                Ok((FileParts { tree, is_network_restricted: asked.is_network_restricted }, mounted))
             },
         )
     }
@@ -368,7 +374,7 @@ impl Sandboxes {
         if let Some(found) = found {
             let are_rules_valid = if asked.has_patterns() { read()? == found.rules } else { found.rules.is_fresh() };
             if are_rules_valid && found.mounted.as_ref().is_none_or(ViewMounts::is_whole) {
-                *found.used.lock() = Instant::now();
+                *found.last_used.lock() = Instant::now();
                 return Ok(found);
             }
         }
@@ -382,8 +388,9 @@ impl Sandboxes {
             rules = read()?;
             made = make(&rules);
         }
+        // The last attempt is used even if something was renamed during it. The next request then builds it again.
         let (parts, mounted) = made?;
-        let made = Arc::new(PreparedSandbox { parts, rules, mounted, used: Mutex::new(Instant::now()) });
+        let made = Arc::new(PreparedSandbox { parts, rules, mounted, last_used: Mutex::new(Instant::now()) });
         let mut kept = kept.lock();
         kept.retain(|(request, _)| request != asked);
         if kept.len() >= CACHED_MAX {

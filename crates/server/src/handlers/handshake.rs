@@ -41,6 +41,7 @@ pub(crate) async fn initialize(connection: &mut Connection, params: Option<&RawV
                 }
             }
             let params = message::params::<InitializeParams>(params).ok();
+            // A client of the reference, which sends neither, does not know `ttlMs`.
             let is_ttl_reported = params.is_some_and(|params| params.ttl_ms.is_some() || params.capabilities.is_some());
             result.ttl_ms = is_ttl_reported.then(|| {
                 session.ttl().map_or(Ttl::Unlimited, |ttl| Ttl::Ms(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)))
