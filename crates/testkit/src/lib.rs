@@ -19,6 +19,7 @@ mod program;
 mod proxy;
 pub mod pty;
 mod server;
+mod shorthand;
 pub mod target;
 mod tls;
 
@@ -48,6 +49,7 @@ pub use program::{Running, end_of, finish, finish_child, finish_with_input, read
 pub use proxy::Proxy;
 pub use pty::Terminal;
 pub use server::{Builder, TestServer, binary, refused, test_mcp_server};
+pub use shorthand::{assert_ends_with_its_reader, copy_env, inherit_all, kind_or_ok, mode_of, outcome, set_mode};
 pub use target::{Asked, Target};
 pub use tls::{Authority, Identity, Shown, http_tls, secure};
 

@@ -1,6 +1,7 @@
 //! Helpers for the tests of children: detects what this host allows without using the server, and inspects processes from outside.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -19,6 +20,15 @@ pub(crate) fn compile(dir: &Path, name: &str, source: &str, flags: &[&str]) -> S
     let compiled = compiled.expect("start the C compiler `cc`, which this test needs");
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
     made.display().to_string()
+}
+
+/// The pids of server, spawner and the only holder.
+pub(crate) fn family(server: &TestServer) -> BTreeSet<u32> {
+    let mut all = BTreeSet::from([server.pid()]);
+    all.extend(server.named("exec-spawner"));
+    all.extend(server.named("exec-holder"));
+    assert_eq!(all.len(), 3, "{all:?}");
+    all
 }
 
 /// Waits at most `limit` for a condition and returns how long it took; fails with `what` otherwise.

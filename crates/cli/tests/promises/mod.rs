@@ -51,6 +51,11 @@ mod s30_a_server_cannot_steer_the_terminal;
 mod s31_the_audit_log_is_anchored;
 mod s32_no_secret_of_the_environment_goes_into_a_header;
 
+/// The params of a file method: those in `more`, on a path.
+pub(crate) fn on(path: &std::path::Path, more: &serde_json::Value) -> serde_json::Value {
+    testkit::with(more.clone(), serde_json::json!({"path": path}))
+}
+
 const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 
 /// The upgrade request of a WebSocket client, with additional header lines.

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use testkit::{TestServer, sh, wait_for};
+use testkit::{TestServer, modern, sh, wait_for};
 
 #[test]
-fn an_exit_between_two_servers_is_told_once_and_stays_listed() {
+fn an_exit_between_two_servers_is_reported_once_and_stays_listed() {
     let mut server = TestServer::builder().keep_holders().start();
     let (mut client, session) = server.modern_client();
     let gate = server.dir().join("gate");
@@ -19,10 +19,7 @@ fn an_exit_between_two_servers_is_told_once_and_stays_listed() {
     wait_for("the end of the process", || !std::path::Path::new(&format!("/proc/{pid}")).exists());
     for round in 0..2 {
         server.restart();
-        let mut client = server.connect();
-        client.initialize_with(json!({
-            "clientName": "test", "resumeSessionId": session, "capabilities": {"ack": true, "gap": true, "concurrent": true},
-        }));
+        let mut client = server.resume(&session, modern());
         if round == 0 {
             let ended = client.collect("p");
             assert_eq!((ended.code(), &ended.exited["cause"]), (7, &json!("exit")));

@@ -8,12 +8,15 @@ use serde_json::json;
 use crate::promises::host_helpers::within;
 use testkit::{TestServer, kill, marked, sh, wait_gone};
 
-/// The spawners of a state directory, including replacements, which have different arguments.
-fn spawners(server: &TestServer) -> BTreeSet<u32> {
+/// The processes of a state directory with this `comm`, including replacements, which have different arguments.
+fn named(server: &TestServer, name: &str) -> BTreeSet<u32> {
     let state = server.state_dir().display().to_string();
-    let is_it =
-        |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim_end() == "exec-spawner");
-    marked(&state).into_iter().filter(is_it).collect()
+    let comm = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    marked(&state).into_iter().filter(|pid| comm(pid).trim_end() == name).collect()
+}
+
+fn spawners(server: &TestServer) -> BTreeSet<u32> {
+    named(server, "exec-spawner")
 }
 
 #[test]
@@ -55,7 +58,7 @@ fn a_dead_spawner_is_replaced_and_nothing_that_runs_is_touched() {
 }
 
 #[test]
-fn what_a_holder_of_a_replaced_spawner_leaves_behind_is_ended_too() {
+fn descendants_of_a_holder_whose_spawner_was_replaced_are_killed_too() {
     // As `nobody` there are no control groups, so only the spawner can find the descendant.
     let server = TestServer::builder().run_by_nobody().start();
     let before = spawners(&server);
@@ -68,10 +71,7 @@ fn what_a_holder_of_a_replaced_spawner_leaves_behind_is_ended_too() {
     client.ok("process/start", sh("p", &script));
     client.wait_output("p", "up\n");
     within(Duration::from_secs(5), "the daemon", || !marked(&mark).is_empty());
-    let state = server.state_dir().display().to_string();
-    let is_holder =
-        |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim_end() == "exec-holder");
-    let holders: BTreeSet<u32> = marked(&state).into_iter().filter(is_holder).collect();
+    let holders = named(&server, "exec-holder");
     assert_eq!(holders.len(), 1, "{holders:?}");
     holders.iter().copied().for_each(kill);
     assert_eq!(client.collect("p").exited["cause"], "lost");

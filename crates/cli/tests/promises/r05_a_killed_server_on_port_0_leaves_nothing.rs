@@ -35,6 +35,12 @@ fn holds_for(time: Duration, condition: impl Fn() -> bool) {
     }
 }
 
+/// Waits until the state directory is removed and the spawner has ended.
+fn wait_nothing_left(server: &TestServer) {
+    wait_for("the end of the directory", || private_dirs(server).is_empty());
+    wait_for("the end of the spawner", || server.processes().is_empty());
+}
+
 fn start_sleeper(client: &mut Client, id: &str) -> u32 {
     client.ok("process/start", sh(id, "exec sleep 1000"));
     client.pid_of(id)
@@ -52,15 +58,14 @@ fn holders_end_unless_their_client_asked_for_longer_and_the_directory_follows_th
     assert_eq!((private_dirs(&server).len(), server.named("exec-holder").len()), (1, 2));
     server.kill();
     assert!(is_alive(of_silent) && is_alive(of_asking), "not at once");
-    wait_for("the end of what nobody asked to keep", || !is_alive(of_silent));
+    wait_for("the end of the process whose client asked for no more time", || !is_alive(of_silent));
     // Both holders lost the server at the same time, so the limit would have ended this one by now too.
     holds_for(ORPHAN_TTL, || is_alive(of_asking));
     assert_eq!(private_dirs(&server).len(), 1, "a holder lives in it");
     let holders = server.named("exec-holder");
     assert_eq!(holders.len(), 1);
     holders.into_iter().for_each(kill);
-    wait_for("the end of the directory", || private_dirs(&server).is_empty());
-    wait_for("the end of the spawner", || server.processes().is_empty());
+    wait_nothing_left(&server);
 }
 
 #[test]
@@ -70,8 +75,7 @@ fn a_server_that_started_nothing_leaves_nothing() {
     client.ok("process/list", json!({}));
     assert_eq!(private_dirs(&server).len(), 1);
     server.kill();
-    wait_for("the end of the directory", || private_dirs(&server).is_empty());
-    wait_for("the end of the spawner", || server.processes().is_empty());
+    wait_nothing_left(&server);
 }
 
 #[test]
@@ -94,9 +98,7 @@ fn another_server_on_the_directory_keeps_it_and_its_processes() {
     let dir = private_dirs(&first).pop().expect("a private directory");
     let second = TestServer::builder().arg(&format!("--state-dir={}", dir.display())).default_state_dir().start();
     holds_for(ORPHAN_TTL * 2, || is_alive(sleeper) && dir.exists());
-    let mut client = second.connect();
-    client.initialize_with(json!({"clientName": "test", "resumeSessionId": session, "takeover": true,
-        "capabilities": {"ack": true, "gap": true}}));
+    let mut client = second.take_over(&session);
     client.ok("process/terminate", json!({"processId": "sleeper"}));
     wait_for("its end", || !is_alive(sleeper));
 }

@@ -6,7 +6,7 @@ use std::{fs, path::PathBuf};
 
 use serde_json::{Value, json};
 
-use testkit::{Client, TestServer, decode_base64, kill, sh, wait_for};
+use testkit::{Client, TestServer, chunk_bytes, kill, modern, sh, wait_for, with};
 
 /// Output of more than two segments, and all the ways in which processes end.
 const JOBS: [(&str, &str); 4] = [
@@ -20,47 +20,29 @@ fn holders(server: &TestServer) -> usize {
     server.named("exec-holder").len()
 }
 
-fn all(client: &mut Client) -> Vec<Value> {
-    let list = client.ok("process/list", json!({"scope": "all"}));
-    list["processes"].as_array().expect("a list").clone()
-}
-
 fn is_closed(client: &mut Client, id: &str) -> bool {
-    all(client).iter().any(|process| process["processId"] == id && process["closed"] == true)
+    client.list_all().iter().any(|process| process["processId"] == id && process["closed"] == true)
 }
 
 /// Reads a process from its beginning: each chunk with its number, and the end.
 fn read(client: &mut Client, session: &str, id: &str) -> Vec<Value> {
-    let (mut all, mut after) = (Vec::new(), 0);
-    loop {
-        let mut answer = client.ok("process/read", json!({"processId": id, "sessionId": session, "afterSeq": after}));
+    let params = json!({"processId": id, "sessionId": session});
+    let mut all = Vec::new();
+    for mut answer in client.read_until_closed(&params) {
         assert_eq!(answer["gap"], Value::Null, "{id}: {answer}");
-        after = answer["nextSeq"].as_u64().expect("a number") - 1;
         let chunks = answer["chunks"].take();
         all.extend(chunks.as_array().expect("chunks").iter().cloned());
         if answer["closed"] == true {
             all.push(answer);
-            return all;
         }
     }
+    all
 }
 
 /// Everything that clients can ask about the jobs.
 fn picture(client: &mut Client, session: &str) -> (Vec<Value>, Vec<Vec<Value>>) {
-    let listed = all(client);
+    let listed = client.list_all();
     (listed, JOBS.iter().map(|(id, _)| read(client, session, id)).collect())
-}
-
-fn resume(server: &TestServer, session: &str, ttl_ms: Option<u64>) -> Client {
-    let mut client = server.connect();
-    let capabilities = json!({"ack": true, "gap": true, "concurrent": true});
-    let mut params =
-        json!({"clientName": "test", "resumeSessionId": session, "takeover": true, "capabilities": capabilities});
-    if let Some(ttl_ms) = ttl_ms {
-        params["ttlMs"] = json!(ttl_ms);
-    }
-    client.initialize_with(params);
-    client
 }
 
 struct Story {
@@ -86,7 +68,7 @@ impl Story {
     fn archived() -> Self {
         let (story, client) = Self::ended();
         client.leave();
-        wait_for("the holder to leave", || holders(&story.server) == 0);
+        story.wait_holder_gone();
         story
     }
 
@@ -100,14 +82,26 @@ impl Story {
         names.filter(|name| name.ends_with(id)).collect()
     }
 
+    fn wait_holder_gone(&self) {
+        wait_for("the holder to leave", || holders(&self.server) == 0);
+    }
+
+    fn wait_dir_gone(&self) {
+        wait_for("the session's directory to go", || !self.dir().exists());
+    }
+
     fn picture(&mut self) -> (Vec<Value>, Vec<Vec<Value>>) {
         picture(&mut self.observer, &self.session)
     }
 
     fn assert_same(&mut self, before: &(Vec<Value>, Vec<Vec<Value>>), when: &str) {
-        let now = self.picture();
-        assert_eq!(now.0, before.0, "{when}");
-        for ((now, before), (id, _)) in now.1.iter().zip(&before.1).zip(JOBS) {
+        assert_eq!(self.observer.list_all(), before.0, "{when}");
+        self.assert_read_same(&before.1, when);
+    }
+
+    fn assert_read_same(&mut self, before: &[Vec<Value>], when: &str) {
+        for ((id, _), before) in JOBS.iter().zip(before) {
+            let now = read(&mut self.observer, &self.session, id);
             let at = now.iter().zip(before).position(|(now, before)| now != before);
             let at = at.or((now.len() != before.len()).then_some(now.len().min(before.len())));
             assert!(at.is_none(), "{when}: `{id}` differs at {at:?}: {:?} and not {:?}", now.last(), before.last());
@@ -123,12 +117,12 @@ impl Story {
 }
 
 #[test]
-fn what_ended_is_read_the_same_without_its_holder_and_after_a_kill_of_the_server() {
+fn ended_processes_are_read_the_same_without_their_holder_and_after_a_kill_of_the_server() {
     let (mut story, client) = Story::ended();
     let before = story.picture();
     assert_eq!(holders(&story.server), 1);
     client.leave();
-    wait_for("the holder to leave", || holders(&story.server) == 0);
+    story.wait_holder_gone();
     for round in 0..2 {
         story.assert_same(&before, &format!("round {round} after the holder left"));
     }
@@ -138,66 +132,57 @@ fn what_ended_is_read_the_same_without_its_holder_and_after_a_kill_of_the_server
     }
     assert_eq!(holders(&story.server), 0);
     // Terminating an ended process has the same result as with a holder.
-    let steer = json!({"processId": "big", "sessionId": story.session});
-    assert_eq!(story.observer.ok("process/terminate", steer.clone())["running"], false);
-    let mut owner = resume(&story.server, &story.session, None);
+    let params = json!({"processId": "big", "sessionId": story.session});
+    assert_eq!(story.observer.ok("process/terminate", params)["running"], false);
+    let mut owner = story.server.take_over(&story.session);
     owner.ok("session/end", json!({}));
-    wait_for("the session's directory to go", || !story.dir().exists());
+    story.wait_dir_gone();
 }
 
 #[test]
-fn a_holder_leaves_also_when_the_server_was_killed_before() {
+fn a_holder_exits_also_when_the_server_was_killed_before() {
     let (mut story, client) = Story::ended();
     let before = story.picture();
     drop(client);
     story.server.kill();
-    wait_for("the holder to leave", || holders(&story.server) == 0);
+    story.wait_holder_gone();
     story.server.restart();
     story.observer = story.server.client();
     story.assert_same(&before, "after the next server came");
-    resume(&story.server, &story.session, None).ok("session/end", json!({}));
+    story.server.take_over(&story.session).ok("session/end", json!({}));
 }
 
 #[test]
-fn a_session_without_a_holder_goes_on_where_it_was() {
+fn a_session_without_a_holder_continues_where_it_was() {
     let mut story = Story::archived();
     let before = story.picture();
     for round in 0..2 {
-        let mut owner = resume(&story.server, &story.session, None);
-        let again = owner.call("process/start", sh("big", "true")).expect_err("the id is taken");
+        let mut owner = story.server.take_over(&story.session);
+        let again = owner.fails("process/start", sh("big", "true"));
         assert_eq!(again.kind(), "duplicateProcess", "{again:?}");
         let id = format!("later-{round}");
         owner.ok("process/start", sh(&id, "echo later; exec sleep 1000"));
         assert_eq!(holders(&story.server), 1);
-        assert!(JOBS.iter().zip(&before.1).all(|((job, _), read_before)| read(
-            &mut story.observer,
-            &story.session,
-            job
-        ) == *read_before));
+        story.assert_read_same(&before.1, "with a new holder");
         // Kill the server also while the new holder runs.
         story.restart();
-        assert!(JOBS.iter().zip(&before.1).all(|((job, _), read_before)| read(
-            &mut story.observer,
-            &story.session,
-            job
-        ) == *read_before));
-        let mut owner = resume(&story.server, &story.session, None);
+        story.assert_read_same(&before.1, "with a new holder and a new server");
+        let mut owner = story.server.take_over(&story.session);
         owner.ok("process/terminate", json!({"processId": id}));
         wait_for("its end", || is_closed(&mut story.observer, &id));
         owner.leave();
-        wait_for("the holder to leave", || holders(&story.server) == 0);
+        story.wait_holder_gone();
     }
     story.restart();
-    let mut owner = resume(&story.server, &story.session, None);
+    let mut owner = story.server.take_over(&story.session);
     owner.ok("process/forget", json!({"processId": "later-0"}));
-    let ids: Vec<Value> = all(&mut story.observer).iter().map(|process| process["processId"].clone()).collect();
-    assert_eq!(ids.len(), JOBS.len() + 1, "{ids:?}");
+    assert_eq!(story.observer.list_all().len(), JOBS.len() + 1);
     owner.ok("session/end", json!({}));
-    wait_for("the session's directory to go", || !story.dir().exists());
+    story.wait_dir_gone();
 }
 
 #[test]
-fn what_is_forgotten_without_a_holder_leaves_the_disk_and_does_not_come_back() {
+fn processes_forgotten_without_a_holder_leave_the_disk_and_do_not_come_back() {
     let mut story = Story::archived();
     let segments = story.files(".seg").len();
     let forget = |story: &mut Story, id: &str| {
@@ -206,16 +191,15 @@ fn what_is_forgotten_without_a_holder_leaves_the_disk_and_does_not_come_back() {
     forget(&mut story, "big");
     wait_for("its files to go", || story.files(".seg").len() + 3 <= segments);
     story.restart();
-    let ids: Vec<Value> = all(&mut story.observer).iter().map(|process| process["processId"].clone()).collect();
-    assert_eq!(ids.len(), JOBS.len() - 1, "{ids:?}");
+    assert_eq!(story.observer.list_all().len(), JOBS.len() - 1);
     for (id, _) in &JOBS[1..] {
         forget(&mut story, id);
     }
     wait_for("all files to go", || story.files(".seg").is_empty() && story.files("processes").is_empty());
     story.restart();
-    assert_eq!(all(&mut story.observer), [] as [Value; 0]);
+    assert_eq!(story.observer.list_all(), [] as [Value; 0]);
     // The session is empty but still exists for its client.
-    let mut owner = resume(&story.server, &story.session, None);
+    let mut owner = story.server.take_over(&story.session);
     owner.ok("process/start", sh("big", "true"));
     owner.ok("session/end", json!({}));
 }
@@ -224,17 +208,17 @@ fn what_is_forgotten_without_a_holder_leaves_the_disk_and_does_not_come_back() {
 fn the_clock_of_a_session_without_a_holder_runs_on_across_a_restart() {
     let (mut story, client) = Story::ended();
     drop(client);
-    let mut owner = resume(&story.server, &story.session, Some(5_000));
+    let ttl = json!({"takeover": true, "ttlMs": 5_000});
+    let mut owner = story.server.resume(&story.session, with(modern(), ttl));
     owner.ok("environment/status", json!({}));
     drop(owner);
-    wait_for("the holder to leave", || holders(&story.server) == 0);
+    story.wait_holder_gone();
     assert!(story.dir().exists());
     story.restart();
     assert!(story.dir().exists(), "its time is not over");
-    wait_for("the session's directory to go", || !story.dir().exists());
+    story.wait_dir_gone();
     let again = json!({"clientName": "test", "resumeSessionId": story.session});
-    let refused = story.server.connect().call("initialize", again).expect_err("it is over");
-    assert_eq!(refused.kind(), "sessionExpired");
+    assert_eq!(story.server.connect().fails("initialize", again).kind(), "sessionExpired");
 }
 
 #[test]
@@ -265,7 +249,7 @@ fn a_daemon_that_outlived_its_process_keeps_the_holder() {
     kill(daemon);
     wait_for("the holder to leave", || holders(&server) == 0);
     for session in [session, other_session] {
-        resume(&server, &session, None).ok("session/end", json!({}));
+        server.take_over(&session).ok("session/end", json!({}));
     }
 }
 
@@ -273,9 +257,8 @@ fn a_daemon_that_outlived_its_process_keeps_the_holder() {
 fn ended_sessions_cost_the_server_neither_descriptors_nor_mappings() {
     let mut story = Story::archived();
     let count = |server: &TestServer| {
-        let fds = fs::read_dir(format!("/proc/{}/fd", server.pid())).expect("ours").count();
         let maps = fs::read_to_string(format!("/proc/{}/maps", server.pid())).expect("ours");
-        (fds, maps.lines().filter(|line| line.contains("/memfd:exec-server-")).count())
+        (server.descriptors(), maps.lines().filter(|line| line.contains("/memfd:exec-server-")).count())
     };
     wait_for("nothing of a holder to be mapped", || count(&story.server).1 == 0);
     let (fds, _) = count(&story.server);
@@ -286,7 +269,7 @@ fn ended_sessions_cost_the_server_neither_descriptors_nor_mappings() {
         wait_for("the end", || is_closed(&mut story.observer, &id));
         client.leave();
     }
-    wait_for("the holders to leave", || holders(&story.server) == 0);
+    story.wait_holder_gone();
     wait_for("what they had to go", || count(&story.server).0 <= fds && count(&story.server).1 == 0);
 }
 
@@ -306,20 +289,20 @@ fn a_kill_of_the_server_at_any_moment_of_leaving_loses_nothing() {
         client.leave();
         jobs.push((id, session));
     }
-    let last = observer.ok("process/list", json!({"scope": "all"}));
+    let last = observer.list_all();
     server.kill();
     server.restart();
     let mut observer = server.client();
     for (id, session) in &jobs {
         let all = read(&mut observer, session, id);
-        let text: Vec<u8> = all.iter().filter_map(|part| part["chunk"].as_str()).flat_map(decode_base64).collect();
+        let text = chunk_bytes(&json!({"chunks": all[..all.len() - 1]}));
         let expected: String = (1..=3000).map(|line| format!("{line}\n")).chain([format!("{id}\n")]).collect();
         assert!(text == expected.as_bytes(), "{id}: {} bytes instead of {}", text.len(), expected.len());
         assert_eq!(all.last().expect("an end")["exitCode"], 5, "{id}");
     }
-    assert_eq!(observer.ok("process/list", json!({"scope": "all"})), last);
+    assert_eq!(observer.list_all(), last);
     wait_for("the holders to leave", || holders(&server) == 0);
     for (_, session) in jobs {
-        resume(&server, &session, None).ok("session/end", json!({}));
+        server.take_over(&session).ok("session/end", json!({}));
     }
 }

@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use testkit::{Client, RpcError, TestServer, decode_base64, kill, sh, stop, wait_for, wait_gone};
+use testkit::{Client, TestServer, chunk_bytes, decode_base64, kill, modern, sh, stop, wait_for, wait_gone, with};
 
 /// Numbered lines of eight bytes: 20 MiB of them, a quarter more than a log may keep in memory.
 const LINES: usize = 5 << 19;
@@ -34,7 +34,7 @@ impl Story {
         client.ok("process/start", sh("quiet", "echo quiet; exec sleep 1000"));
         drop(client);
         let mut other = server.client();
-        wait_for("all of the output", || listed(&mut other, "p")["outputBytes"] == BYTES);
+        wait_for("all of the output", || other.listed("p")["outputBytes"] == BYTES);
         let story = Self { server, session };
         wait_for("the oldest of it on disk", || story.segments().iter().map(|path| len(path)).sum::<u64>() > 3 << 20);
         story
@@ -54,36 +54,28 @@ impl Story {
         paths
     }
 
-    /// The holder of the session. It is the only one left, because the holders of other sessions end with them.
-    fn holder(&self) -> u32 {
-        let holders = self.server.named("exec-holder");
-        let [holder] = holders.iter().copied().collect::<Vec<_>>()[..] else { panic!("one holder, not {holders:?}") };
-        holder
-    }
-
     fn kill_holder(&self) -> u32 {
-        let holder = self.holder();
+        let holder = self.server.holder();
         kill(holder);
         holder
     }
 
     /// Resumes the session as its owner, with additional params.
-    fn resume(&self, more: &Value) -> Client {
-        let mut client = self.server.connect();
-        let capabilities = json!({"ack": true, "gap": true, "concurrent": true});
-        let mut params = json!({"clientName": "test", "resumeSessionId": self.session, "takeover": true, "capabilities": capabilities});
-        for (name, value) in more.as_object().into_iter().flatten() {
-            params[name] = value.clone();
-        }
-        client.initialize_with(params);
-        client
+    fn resume(&self, more: Value) -> Client {
+        self.server.resume(&self.session, with(with(modern(), json!({"takeover": true})), more))
+    }
+
+    fn wait_dir_gone(&self) {
+        wait_for("the session's directory to go", || !self.dir().exists());
     }
 
     fn kill_server(&mut self) {
         self.server.kill();
-        let roll = self.dir().join("processes");
+        let manifest = self.dir().join("processes");
         // The holder writes the manifest again when it loses the server. From then on the manifest contains the total number of bytes.
-        wait_for("the roll", || fs::read_to_string(&roll).is_ok_and(|text| text.contains(&format!(" {BYTES} "))));
+        wait_for("the manifest", || {
+            fs::read_to_string(&manifest).is_ok_and(|text| text.contains(&format!(" {BYTES} ")))
+        });
     }
 
     /// Kills the server and then the holder, so that no server sees the holder's death.
@@ -93,19 +85,8 @@ impl Story {
     }
 }
 
-/// The error kind of a failed call.
-fn kind(outcome: Result<Value, RpcError>) -> String {
-    outcome.expect_err("an error").kind().to_owned()
-}
-
 fn len(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |meta| meta.len())
-}
-
-fn listed(client: &mut Client, id: &str) -> Value {
-    let list = client.ok("process/list", json!({"scope": "all"}));
-    let processes = list["processes"].as_array().expect("a list").clone();
-    processes.into_iter().find(|process| process["processId"] == id).unwrap_or_default()
 }
 
 /// Everything pushed for a process: its bytes, the size of its gaps, its exit.
@@ -132,73 +113,61 @@ fn pushed(client: &mut Client, id: &str) -> (Vec<u8>, u64, Value) {
 }
 
 #[test]
-fn what_was_spilled_is_read_after_holder_and_server_were_killed() {
+fn spilled_output_is_readable_after_holder_and_server_were_killed() {
     let mut story = Story::begin();
     story.kill_both();
     story.server.restart();
     let expected = expected();
 
     let mut observer = story.server.client();
-    let lost = listed(&mut observer, "p");
-    assert_eq!(
-        (&lost["exited"], &lost["closed"], &lost["exit"]["cause"]),
-        (&json!(true), &json!(true), &json!("lost"))
-    );
-    assert_eq!(lost["outputBytes"], BYTES);
+    let lost = observer.listed("p");
+    assert_eq!((&lost["exited"], &lost["closed"]), (&json!(true), &json!(true)));
+    assert_eq!((&lost["exit"]["cause"], &lost["outputBytes"]), (&json!("lost"), &json!(BYTES)));
     let retained = lost["retainedBytes"].as_u64().expect("a count");
-    assert_eq!(listed(&mut observer, "quiet")["exit"]["cause"], "lost");
+    assert_eq!(observer.listed("quiet")["exit"]["cause"], "lost");
 
     // Another session reads the output without consuming it for the owner.
-    let (mut read, mut after) = (Vec::new(), 0);
-    let last = loop {
-        let answer =
-            observer.ok("process/read", json!({"processId": "p", "sessionId": story.session, "afterSeq": after}));
-        for chunk in answer["chunks"].as_array().expect("chunks") {
-            read.extend(decode_base64(chunk["chunk"].as_str().expect("a chunk")));
-        }
-        after = answer["nextSeq"].as_u64().expect("a number") - 1;
-        if answer["closed"] == true {
-            break answer;
-        }
-    };
+    let answers = observer.read_until_closed(&json!({"processId": "p", "sessionId": story.session}));
+    let read: Vec<u8> = answers.iter().flat_map(chunk_bytes).collect();
+    let last = answers.last().expect("an answer");
     assert_eq!(read.len() as u64, retained);
     assert!(read == expected[..read.len()], "what is read is not what was written");
     assert_eq!(last["gap"]["bytes"], BYTES - retained);
     assert!(last["failure"].as_str().is_some_and(|text| text.contains("lost")), "{last}");
 
-    let mut owner = story.resume(&json!({}));
+    let mut owner = story.resume(json!({}));
     let (bytes, missing, exited) = pushed(&mut owner, "p");
     assert!(bytes == read, "{} bytes pushed, {} read", bytes.len(), read.len());
     assert_eq!((missing, &exited["cause"], &exited["exitCode"]), (BYTES - retained, &json!("lost"), &json!(-1)));
-    assert_eq!(kind(owner.call("process/start", sh("q", "true"))), "holderLost");
+    assert_eq!(owner.fails("process/start", sh("q", "true")).kind(), "holderLost");
 
     // Acknowledged segments are deleted, except the last readable part; after `forget` all are deleted.
-    let closed = listed(&mut observer, "p")["nextSeq"].as_u64().expect("a number") - 1;
+    let closed = observer.listed("p")["nextSeq"].as_u64().expect("a number") - 1;
     owner.notify("process/ack", json!({"processId": "p", "seq": closed}));
     wait_for("taken segments to go", || story.segments().len() < 3);
     owner.ok("process/forget", json!({"processId": "p"}));
     assert_eq!(story.segments(), [] as [PathBuf; 0]);
     owner.ok("session/end", json!({}));
-    wait_for("the session's directory to go", || !story.dir().exists());
+    story.wait_dir_gone();
 }
 
 #[test]
-fn what_was_spilled_is_read_also_when_the_holder_dies_only_after_the_next_server_gave_it_up() {
+fn spilled_output_is_readable_when_the_holder_dies_after_the_next_server_gave_it_up() {
     let mut story = Story::begin();
     story.kill_server();
-    let holder = story.holder();
+    let holder = story.server.holder();
     stop(holder);
     story.server.restart();
     let mut observer = story.server.client();
-    assert_eq!(listed(&mut observer, "p"), Value::Null, "it did not answer");
+    assert_eq!(observer.listed("p"), Value::Null, "it did not answer");
     kill(holder);
-    wait_for("what it left", || listed(&mut observer, "p")["exit"]["cause"] == "lost");
-    let mut owner = story.resume(&json!({}));
+    wait_for("the holder's files", || observer.listed("p")["exit"]["cause"] == "lost");
+    let mut owner = story.resume(json!({}));
     let (bytes, missing, exited) = pushed(&mut owner, "p");
     assert!(bytes.len() > 3 << 20 && bytes == expected()[..bytes.len()], "{} bytes", bytes.len());
     assert_eq!((bytes.len() as u64 + missing, &exited["cause"]), (BYTES, &json!("lost")));
     owner.ok("session/end", json!({}));
-    wait_for("the session's directory to go", || !story.dir().exists());
+    story.wait_dir_gone();
 }
 
 #[test]
@@ -209,7 +178,7 @@ fn a_torn_last_record_is_dropped_and_counted() {
     let file = fs::File::options().write(true).open(&last).expect("open the segment");
     file.set_len(len(&last) - 100_000).expect("cut the segment");
     story.server.restart();
-    let mut owner = story.resume(&json!({}));
+    let mut owner = story.resume(json!({}));
     let (bytes, missing, exited) = pushed(&mut owner, "p");
     assert!(bytes == expected()[..bytes.len()], "what is read is not what was written");
     assert_eq!((bytes.len() as u64 + missing, &exited["cause"]), (BYTES, &json!("lost")));
@@ -220,23 +189,23 @@ fn a_torn_last_record_is_dropped_and_counted() {
 fn with_the_server_alive_nothing_that_was_written_is_missing() {
     let story = Story::begin();
     story.kill_holder();
-    let mut owner = story.resume(&json!({}));
+    let mut owner = story.resume(json!({}));
     let (bytes, missing, exited) = pushed(&mut owner, "p");
     assert_eq!((bytes.len() as u64, missing, &exited["cause"]), (BYTES, 0, &json!("lost")));
     assert!(bytes == expected(), "what is read is not what was written");
     owner.ok("session/end", json!({}));
-    wait_for("the session's directory to go", || !story.dir().exists());
+    story.wait_dir_gone();
 }
 
 #[test]
-fn a_session_that_nobody_comes_back_for_is_removed_in_its_time() {
+fn a_session_that_no_client_resumes_is_removed_when_its_time_is_over() {
     let mut story = Story::begin();
     story.kill_both();
     story.server.restart();
-    let mut owner = story.resume(&json!({"ttlMs": 100}));
+    let mut owner = story.resume(json!({"ttlMs": 100}));
     owner.ok("environment/status", json!({}));
     drop(owner);
-    wait_for("the session's directory to go", || !story.dir().exists());
+    story.wait_dir_gone();
     let again = json!({"clientName": "test", "resumeSessionId": story.session});
-    assert_eq!(kind(story.server.connect().call("initialize", again)), "sessionExpired");
+    assert_eq!(story.server.connect().fails("initialize", again).kind(), "sessionExpired");
 }

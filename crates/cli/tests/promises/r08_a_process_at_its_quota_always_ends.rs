@@ -1,14 +1,14 @@
 //! R8: a process that has ended is always reported as ended, even at its quota. `kill` always ends it, and a command that waits for it
 //! prints why it makes no progress. Output is dropped only if the user chose that or the reader already has it, and it is counted.
 
-use std::{
-    io::Read,
-    process::{Child, Command, Output, Stdio},
-};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
-use testkit::{Client, TestServer, binary, decode_base64, kill, sh, wait_for};
+use testkit::{
+    Client, Running, TestServer, binary, chunk_bytes, decode_base64, end_of, kill, read_until, sh, spawn, text,
+    wait_for,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -29,8 +29,8 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let server = TestServer::builder().keep_holders().arg("--memory-per-process").arg("3MiB");
-        Self { server: server.arg("--disk-per-process").arg("4MiB").arg("--disk-floor").arg("0").start() }
+        let limits = ["--memory-per-process=3MiB", "--disk-per-process=4MiB", "--disk-floor=0"];
+        Self { server: TestServer::builder().keep_holders().args(limits).start() }
     }
 
     fn command(&self, args: &[&str]) -> Command {
@@ -45,15 +45,13 @@ impl World {
         self.command(args).output().expect("run exec-server")
     }
 
-    /// Starts a command whose stdout is discarded; it is killed with the test.
-    fn spawn(&self, args: &[&str]) -> Guarded {
-        Guarded(self.command(args).stdout(Stdio::null()).spawn().expect("start exec-server"))
+    /// Starts a command whose stdout is discarded.
+    fn spawn(&self, args: &[&str]) -> Running {
+        spawn(self.command(args).stdout(Stdio::null()))
     }
 
     fn listed(&self, id: &str) -> Value {
-        let list = self.server.client().ok("process/list", json!({"scope": "all"}));
-        let all = list["processes"].as_array().expect("a list").clone();
-        all.into_iter().find(|process| process["processId"] == id).unwrap_or_default()
+        self.server.client().listed(id)
     }
 
     /// Starts a detached process and waits until it is blocked at its quota.
@@ -89,34 +87,6 @@ impl World {
     }
 }
 
-/// A child process that is killed on drop.
-struct Guarded(Child);
-
-impl Guarded {
-    /// Reads stderr until it contains this text, and returns everything read.
-    fn hear(&mut self, text: &str) -> String {
-        let (mut all, mut byte) = (Vec::new(), [0]);
-        let stderr = self.0.stderr.as_mut().expect("stderr is a pipe");
-        while !String::from_utf8_lossy(&all).contains(text) {
-            assert_eq!(stderr.read(&mut byte).expect("read"), 1, "ended at: {}", String::from_utf8_lossy(&all));
-            all.push(byte[0]);
-        }
-        String::from_utf8_lossy(&all).into_owned()
-    }
-
-    fn code(&mut self) -> Option<i32> {
-        wait_for("its end", || self.0.try_wait().expect("wait for it").is_some());
-        self.0.wait().expect("it has ended").code()
-    }
-}
-
-impl Drop for Guarded {
-    fn drop(&mut self) {
-        // It may have ended already.
-        self.0.kill().and_then(|()| self.0.wait()).ok();
-    }
-}
-
 /// Bytes `from` to `to` of a flood's output.
 fn lines(from: usize, to: usize) -> Vec<u8> {
     let all = (from / 8 + 1..=to.div_ceil(8)).flat_map(|line| format!("{line:07}\n").into_bytes());
@@ -134,7 +104,7 @@ fn kill_ends_a_process_at_its_quota() {
 }
 
 #[test]
-fn whoever_waits_for_a_process_at_its_quota_is_told_why_and_sees_its_end() {
+fn commands_that_wait_for_a_process_at_its_quota_print_why_and_see_its_end() {
     let world = World::new();
     world.blocked("job");
     let wait = "`job` is blocked: its output has reached the disk quota";
@@ -143,17 +113,18 @@ fn whoever_waits_for_a_process_at_its_quota_is_told_why_and_sees_its_end() {
     // Starts at a number that leaves the oldest output unread, so it frees nothing.
     let mut following = world.spawn(&["logs", "-f", "--since", "10", "job"]);
     for command in [&mut waiting, &mut attached, &mut following] {
-        assert!(command.hear("ends the process\n").contains(wait));
+        let stderr = command.stderr.as_mut().expect("stderr is a pipe");
+        assert!(read_until(stderr, "ends the process\n").contains(wait));
     }
-    assert_eq!(world.listed("job")["blocked"], "quota", "nobody has printed its output");
+    assert_eq!(world.listed("job")["blocked"], "quota", "no command has printed its output");
     assert!(world.run(&["kill", "--grace", "0s", "job"]).status.success());
-    assert_eq!((waiting.code(), attached.code()), (Some(137), Some(137)));
-    following.code();
+    assert_eq!([&mut waiting, &mut attached].map(|command| end_of(command).code()), [Some(137); 2]);
+    end_of(&mut following);
     world.expect_ended("job");
 }
 
 #[test]
-fn logs_f_frees_what_it_has_printed_and_later_readers_are_told_of_the_gap() {
+fn logs_f_frees_what_it_has_printed_and_later_readers_get_a_gap() {
     let world = World::new();
     let script = format!("exec seq -f %07.0f 1 {LINES}");
     assert!(world.run(&["run", "-d", "--keep-all", "--name", "job", "--", "sh", "-c", &script]).status.success());
@@ -172,16 +143,16 @@ fn logs_f_frees_what_it_has_printed_and_later_readers_are_told_of_the_gap() {
     let late = world.run(&["logs", "job"]);
     let missing = usize::try_from(dropped).expect("a small count");
     assert!(late.stdout == lines(missing, followed.stdout.len()), "{} bytes", late.stdout.len());
-    let told = format!("{dropped} bytes of output");
-    assert!(String::from_utf8_lossy(&late.stderr).contains(&told), "{}", String::from_utf8_lossy(&late.stderr));
+    let gap = format!("{dropped} bytes of output");
+    assert!(text(&late.stderr).contains(&gap), "{}", text(&late.stderr));
 }
 
 #[test]
-fn without_keep_all_the_oldest_output_goes_and_is_counted() {
+fn without_keep_all_the_oldest_output_is_dropped_and_counted() {
     let world = World::new();
     let script = format!("exec seq -f %07.0f 1 {LINES}");
     assert!(world.run(&["run", "-d", "--name", "job", "--", "sh", "-c", &script]).status.success());
-    assert_eq!(world.run(&["wait", "job"]).status.code(), Some(0), "it waits for nobody");
+    assert_eq!(world.run(&["wait", "job"]).status.code(), Some(0), "it waits for no reader");
     let listed = world.listed("job");
     let (all, dropped) = (8 * LINES, listed["droppedBytes"].as_u64().expect("a count"));
     assert!(listed["outputBytes"] == all && dropped > 0 && dropped < all - MEMORY, "{listed}");
@@ -213,7 +184,7 @@ fn follow(client: &mut Client, session: &str, bytes: &mut Vec<u8>, mut is_enough
 }
 
 #[test]
-fn the_slowest_of_those_who_follow_decides_and_a_cut_or_a_killed_server_frees_nothing_more() {
+fn the_slowest_follower_decides_and_a_cut_or_a_killed_server_frees_nothing_more() {
     let mut world = World::new();
     let (mut owner, session) = world.server.modern_client();
     owner.ok("process/start", sh("p", &format!("exec seq -f %07.0f 1 {LINES}")));
@@ -246,9 +217,7 @@ fn the_slowest_of_those_who_follow_decides_and_a_cut_or_a_killed_server_frees_no
     follow(&mut fast, &session, &mut bytes, |_| false);
     assert!(bytes == lines(0, 8 * usize::try_from(LINES).expect("small")), "{} bytes", bytes.len());
     // The owner comes back, and its gap reports exactly the bytes that were freed.
-    let mut owner = world.server.connect();
-    let capabilities = json!({"ack": true, "gap": true});
-    owner.initialize_with(json!({"clientName": "test", "resumeSessionId": session, "capabilities": capabilities}));
+    let mut owner = world.server.resume(&session, json!({"capabilities": {"ack": true, "gap": true}}));
     let (mut missing, mut rest) = (0, Vec::new());
     loop {
         let message = owner.next_notification();
@@ -275,19 +244,10 @@ fn a_reader_that_polls_frees_what_it_has() {
     drop(owner);
     world.wait_blocked("p");
     let mut reader = world.server.client();
-    let (mut bytes, mut after) = (Vec::new(), 0);
-    loop {
-        let params = json!({"processId": "p", "sessionId": session, "afterSeq": after, "fromSeq": 0, "waitMs": 10_000});
-        let answer = reader.ok("process/read", params);
-        assert_eq!(answer["gap"], Value::Null);
-        for chunk in answer["chunks"].as_array().expect("chunks") {
-            bytes.extend(decode_base64(chunk["chunk"].as_str().expect("a chunk")));
-        }
-        after = answer["nextSeq"].as_u64().expect("a number") - 1;
-        if answer["closed"] == true {
-            break;
-        }
-    }
+    let params = json!({"processId": "p", "sessionId": session, "fromSeq": 0, "waitMs": 10_000});
+    let answers = reader.read_until_closed(&params);
+    assert!(answers.iter().all(|answer| answer["gap"].is_null()));
+    let bytes: Vec<u8> = answers.iter().flat_map(chunk_bytes).collect();
     assert!(bytes == lines(0, 8 * usize::try_from(LINES).expect("small")), "{} bytes", bytes.len());
     assert!(world.listed("p")["droppedBytes"].as_u64().expect("a count") > 0);
 }

@@ -4,16 +4,17 @@
 use std::{
     fs,
     io::Read as _,
+    path::PathBuf,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::promises::token_helpers;
-use testkit::{RpcError, TestServer, binary, sh, stop, wait_for};
+use testkit::{RpcError, TestServer, assert_error, binary, read_until, send_signal, sh, stop, text, wait_for};
 
 /// A server that was killed and restarted while its only holder was stopped.
 struct Story {
@@ -24,17 +25,24 @@ struct Story {
 impl Story {
     /// Stops the holder and restarts the server.
     fn freeze(mut server: TestServer) -> Self {
-        let holders = server.named("exec-holder");
-        let [holder] = holders.iter().copied().collect::<Vec<_>>()[..] else { panic!("one holder, not {holders:?}") };
+        let holder = server.holder();
         stop(holder);
         server.kill();
         server.restart();
         Self { server, holder }
     }
 
+    /// A session with the process `p`, frozen after its client has disconnected.
+    fn frozen() -> (Self, String) {
+        let server = TestServer::builder().keep_holders().start();
+        let (mut client, session) = server.modern_client();
+        client.ok("process/start", sh("p", "exec sleep 1000"));
+        drop(client);
+        (Self::freeze(server), session)
+    }
+
     fn thaw(&self) {
-        let pid = Pid::from_raw(self.holder.cast_signed()).expect("a process id is not zero");
-        kill_process(pid, Signal::CONT).expect("let it go on");
+        send_signal(self.holder, Signal::CONT);
     }
 
     /// One attempt to resume by a client with our capabilities.
@@ -51,6 +59,13 @@ fn resume(session: &str, is_ours: bool) -> Value {
     params
 }
 
+/// A file, and a script that writes a line, waits for that file, and writes another one.
+fn gated(server: &TestServer) -> (PathBuf, String) {
+    let go = server.dir().join("go");
+    let script = format!("echo begin; while [ ! -e {} ]; do sleep 0.05; done; echo end; exit 7", go.display());
+    (go, script)
+}
+
 /// `exec-server` connected to a server, with pipes.
 fn program(server: &TestServer, args: &[&str]) -> Child {
     let mut command = Command::new(binary());
@@ -61,7 +76,7 @@ fn program(server: &TestServer, args: &[&str]) -> Child {
 }
 
 #[test]
-fn a_resume_gets_a_retryable_error_until_the_holder_goes_on() {
+fn a_resume_gets_a_retryable_error_until_the_holder_continues() {
     let server = TestServer::builder().keep_holders().start();
     let other = token_helpers::create(&server, "other", &[]);
     let (mut client, session) = server.modern_client();
@@ -70,28 +85,26 @@ fn a_resume_gets_a_retryable_error_until_the_holder_goes_on() {
     drop(client);
     let story = Story::freeze(server);
 
-    let error = story.resume(&session).expect_err("its holder stands still");
-    assert_eq!((error.code, error.kind()), (-32010, "sessionAdopting"));
+    let error = story.resume(&session).expect_err("its holder is stopped");
+    assert_error(&error, -32010, "sessionAdopting");
     assert!(error.message.contains("holder process has not answered"), "{}", error.message);
 
     // The processes are not silently missing, and a request about one of them says why.
     let mut observer = story.server.client();
     let list = observer.ok("process/list", json!({"scope": "all"}));
     assert_eq!(list["processes"], json!([]));
-    assert_eq!(
-        (&list["adopting"][0]["sessionId"], list["adopting"].as_array().map(Vec::len)),
-        (&json!(session), Some(1))
-    );
+    let adopting = list["adopting"].as_array().expect("a list");
+    assert_eq!((adopting.len(), &adopting[0]["sessionId"]), (1, &json!(session)));
     assert!(list["adopting"][0]["waitingMs"].as_u64().is_some_and(|ms| ms >= 5000), "{list}");
     let read = json!({"processId": "p", "sessionId": session});
-    assert_eq!(observer.call("process/read", read).expect_err("not adopted").kind(), "sessionAdopting");
+    assert_eq!(observer.fails("process/read", read).kind(), "sessionAdopting");
     assert_eq!(observer.ok("process/list", json!({})).get("adopting"), None, "its own session is not being adopted");
 
     // Another principal does not even learn that the session exists.
     let mut stranger = token_helpers::client(&story.server, &other);
     assert_eq!(stranger.ok("process/list", json!({"scope": "all"})).get("adopting"), None);
     let mut stranger = token_helpers::connect(&story.server, &other);
-    assert_eq!(stranger.call("initialize", resume(&session, true)).expect_err("not its own").kind(), "unknownSession");
+    assert_eq!(stranger.fails("initialize", resume(&session, true)).kind(), "unknownSession");
 
     story.thaw();
     wait_for("the session", || match story.resume(&session) {
@@ -106,15 +119,11 @@ fn a_resume_gets_a_retryable_error_until_the_holder_goes_on() {
 }
 
 #[test]
-fn a_client_that_announces_nothing_is_held_until_the_holder_goes_on() {
-    let server = TestServer::builder().keep_holders().start();
-    let (mut client, session) = server.modern_client();
-    client.ok("process/start", sh("p", "exec sleep 1000"));
-    drop(client);
-    let story = Story::freeze(server);
+fn a_client_that_announces_nothing_is_held_until_the_holder_continues() {
+    let (story, session) = Story::frozen();
     let mut held = story.server.connect();
     let request = held.send_request("initialize", resume(&session, false));
-    assert_eq!(story.resume(&session).expect_err("its holder stands still").kind(), "sessionAdopting");
+    assert_eq!(story.resume(&session).expect_err("its holder is stopped").kind(), "sessionAdopting");
     story.thaw();
     assert_eq!(held.answer(request).expect("held, then resumed")["sessionId"], session.as_str());
     held.notify("initialized", json!({}));
@@ -122,16 +131,12 @@ fn a_client_that_announces_nothing_is_held_until_the_holder_goes_on() {
 }
 
 #[test]
-fn a_held_resume_ends_within_its_bound_with_the_error_that_generation_h_tries_again_on() {
-    let server = TestServer::builder().keep_holders().start();
-    let (mut client, session) = server.modern_client();
-    client.ok("process/start", sh("p", "exec sleep 1000"));
-    drop(client);
-    let story = Story::freeze(server);
+fn a_held_resume_fails_within_its_bound_with_the_error_on_which_generation_h_retries() {
+    let (story, session) = Story::frozen();
     let mut held = story.server.connect();
     let began = Instant::now();
-    let error = held.call("initialize", resume(&session, false)).expect_err("its holder stands still");
-    assert_eq!((error.code, error.kind()), (-32010, "sessionAdopting"));
+    let error = held.fails("initialize", resume(&session, false));
+    assert_error(&error, -32010, "sessionAdopting");
     assert!(began.elapsed() >= Duration::from_secs(7), "held for {:?} only", began.elapsed());
     // The connection can be used for the next attempt.
     story.thaw();
@@ -139,10 +144,9 @@ fn a_held_resume_ends_within_its_bound_with_the_error_that_generation_h_tries_ag
 }
 
 #[test]
-fn our_own_client_waits_says_why_and_loses_nothing() {
+fn our_own_client_waits_prints_why_and_loses_nothing() {
     let server = TestServer::builder().keep_holders().start();
-    let go = server.dir().join("go");
-    let script = format!("echo begin; while [ ! -e {} ]; do sleep 0.05; done; echo end; exit 7", go.display());
+    let (go, script) = gated(&server);
     let mut run = program(&server, &["run", "--", "sh", "-c", &script]);
     wait_for("the process", || !server.named("exec-holder").is_empty());
     wait_for("its output", || {
@@ -151,28 +155,21 @@ fn our_own_client_waits_says_why_and_loses_nothing() {
     });
     let mut stderr = run.stderr.take().expect("a pipe");
     let said = thread::spawn(move || {
-        let (mut said, mut chunk) = (String::new(), [0; 512]);
-        while !said.contains("being adopted") {
-            match stderr.read(&mut chunk) {
-                Ok(count @ 1..) => said += &String::from_utf8_lossy(&chunk[..count]),
-                _ => panic!("it ended and had said: {said}"),
-            }
-        }
+        read_until(&mut stderr, "being adopted");
         stderr
     });
     let story = Story::freeze(server);
-    let _stderr = said.join().expect("it said why it waits");
+    let _stderr = said.join().expect("it prints why it waits");
     story.thaw();
     fs::write(&go, "").expect("let it end");
     let output = run.wait_with_output().expect("its end");
-    assert_eq!((String::from_utf8_lossy(&output.stdout).as_ref(), output.status.code()), ("begin\nend\n", Some(7)));
+    assert_eq!((text(&output.stdout).as_str(), output.status.code()), ("begin\nend\n", Some(7)));
 }
 
 #[test]
-fn a_reader_from_another_session_goes_on_and_ps_names_what_it_cannot_list() {
+fn a_reader_from_another_session_continues_and_ps_names_what_it_cannot_list() {
     let server = TestServer::builder().keep_holders().start();
-    let go = server.dir().join("go");
-    let script = format!("echo begin; while [ ! -e {} ]; do sleep 0.05; done; echo end; exit 7", go.display());
+    let (go, script) = gated(&server);
     let started = program(&server, &["run", "-d", "--name", "job", "--", "sh", "-c", &script]).wait_with_output();
     assert!(started.as_ref().is_ok_and(|output| output.status.success()), "{started:?}");
     let mut logs = program(&server, &["logs", "-f", "job"]);
@@ -183,11 +180,9 @@ fn a_reader_from_another_session_goes_on_and_ps_names_what_it_cannot_list() {
     let story = Story::freeze(server);
 
     let ps = program(&story.server, &["ps"]).wait_with_output().expect("ps");
-    let said = String::from_utf8_lossy(&ps.stderr).into_owned();
-    assert!(ps.status.success() && said.contains("holder process has not answered"), "{ps:?}");
+    assert!(ps.status.success() && text(&ps.stderr).contains("holder process has not answered"), "{ps:?}");
     let wait = program(&story.server, &["wait", "job"]).wait_with_output().expect("wait");
-    let said = String::from_utf8_lossy(&wait.stderr).into_owned();
-    assert!(!wait.status.success() && said.contains("not listed yet"), "{wait:?}");
+    assert!(!wait.status.success() && text(&wait.stderr).contains("not listed yet"), "{wait:?}");
 
     story.thaw();
     fs::write(&go, "").expect("let it end");
@@ -198,15 +193,14 @@ fn a_reader_from_another_session_goes_on_and_ps_names_what_it_cannot_list() {
 }
 
 #[test]
-fn a_start_that_the_holder_does_not_answer_fails_in_time_and_is_never_run() {
+fn a_start_that_the_holder_does_not_answer_fails_in_time_and_never_runs() {
     let server = TestServer::builder().keep_holders().start();
     let (mut client, _) = server.modern_client();
     client.ok("process/start", sh("p", "exec sleep 1000"));
     let marks = server.dir().join("marks");
     fs::create_dir(&marks).expect("make a directory");
     let touch = |id: &str, mark: &str| sh(id, &format!("touch {}", marks.join(mark).display()));
-    let holders = server.named("exec-holder");
-    let holder = *holders.first().expect("one holder");
+    let holder = server.holder();
     stop(holder);
     let began = Instant::now();
     // More starts than a holder spawns in one batch.
@@ -214,15 +208,15 @@ fn a_start_that_the_holder_does_not_answer_fails_in_time_and_is_never_run() {
         .map(|n| client.send_request("process/start", touch(&format!("q{n}"), &format!("withdrawn{n}"))))
         .collect();
     for start in starts {
-        let error = client.answer(start).expect_err("nobody answers");
+        let error = client.answer(start).expect_err("the holder does not answer");
         assert_eq!(error.kind(), "holderSilent");
         assert!(error.message.contains("holder process of session"), "{}", error.message);
     }
     assert!(began.elapsed() >= Duration::from_secs(4), "given up after {:?}", began.elapsed());
     // A retry with the same id must not run beside the first start.
-    let again = client.call("process/start", touch("q0", "again")).expect_err("the first is not decided");
+    let again = client.fails("process/start", touch("q0", "again"));
     assert_eq!(again.kind(), "holderSilent");
-    kill_process(Pid::from_raw(holder.cast_signed()).expect("a process id is not zero"), Signal::CONT).expect("go on");
+    send_signal(holder, Signal::CONT);
     wait_for("the name to be free", || client.call("process/start", touch("q0", "again")).is_ok());
     assert_eq!(client.collect("q0").code(), 0);
     let ran: Vec<_> =

@@ -9,7 +9,7 @@ use std::{
 use exec_server_protocol::limits;
 use serde_json::{Value, json};
 
-use testkit::{Client, TestServer, binary, start_params};
+use testkit::{Client, TestServer, assert_error, binary, modern, start_params, text, with};
 
 const PROCESSES: usize = 1024;
 
@@ -84,18 +84,12 @@ fn a_thousand_processes_of_the_largest_size_are_listed_in_pages() {
         // The data that the holder keeps for the next server has the same bounds.
         server.kill();
         server.restart();
-        client = server.connect();
-        client.initialize_with(json!({
-            "clientName": "test", "resumeSessionId": session, "capabilities": {"ack": true, "gap": true, "concurrent": true},
-        }));
+        client = server.resume(&session, modern());
     }
     // `ps` fetches all pages itself.
-    let listed = Command::new(binary())
-        .args(["ps", "--json", "--connect", server.url()])
-        .stdin(Stdio::null())
-        .output()
-        .expect("run ps");
-    assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
+    let mut ps = Command::new(binary());
+    let listed = ps.args(["ps", "--json", "--connect", server.url()]).stdin(Stdio::null()).output().expect("run ps");
+    assert!(listed.status.success(), "{}", text(&listed.stderr));
     let listed: Vec<Value> = serde_json::from_slice(&listed.stdout).expect("a list");
     assert_eq!(names(&listed).into_iter().collect::<BTreeSet<_>>().len(), PROCESSES);
     let page = client.ok("process/list", json!({"limit": 2}));
@@ -112,11 +106,6 @@ fn what_is_longer_than_its_limit_is_refused_with_the_limit_in_the_text() {
     // A small stack, so that the kernel's limit for all arguments is 256 KiB.
     let server = TestServer::builder().after("ulimit -s 1024").start();
     let (mut client, _) = server.modern_client();
-    let with = |params: Value, more: Value| {
-        let mut params = params;
-        params.as_object_mut().expect("params").extend(more.as_object().expect("members").clone());
-        params
-    };
     let argument = "x".repeat(ARGUMENT_BYTES);
     let (too_long, huge) = ("x".repeat(ARGUMENT_BYTES + 1), "x".repeat(10_000_000));
     let (few, many) = (vec![argument.as_str(); 3], vec![argument.as_str(); 100]);
@@ -149,7 +138,7 @@ fn a_cursor_that_no_answer_had_and_a_limit_of_nothing_are_refused() {
     for params in
         [json!({"limit": 0}), json!({"cursor": ""}), json!({"cursor": "bm90IG91cnM="}), json!({"cursor": "*"})]
     {
-        let error = client.call("process/list", params.clone()).expect_err("refused");
-        assert_eq!((error.code, error.kind()), (-32602, "invalidParams"), "{params}");
+        let error = client.fails("process/list", params.clone());
+        assert_error(&error, -32602, "invalidParams");
     }
 }

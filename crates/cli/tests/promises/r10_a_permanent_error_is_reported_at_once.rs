@@ -26,7 +26,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use testkit::{Authority, DEADLINE, TestServer, binary, pty, wait_for};
+use testkit::{Authority, DEADLINE, TestServer, binary, finish_child, pty, spawn, text};
 
 /// The promised time.
 const BOUND: Duration = Duration::from_millis(500);
@@ -148,13 +148,8 @@ impl World {
         let dir = tempfile::tempdir().expect("make a directory");
         let (ours, others) = (Authority::new(dir.path(), "ours"), Authority::new(dir.path(), "others"));
         let identity = ours.server("server");
-        let text = |path: &Path| path.display().to_string();
-        let (cert, key, ca) = (text(&identity.cert), text(&identity.key), text(&ours.ca()));
-        let secure = || {
-            let builder = TestServer::builder().listen("wss://127.0.0.1:0");
-            builder.arg("--tls-cert").arg(&cert).arg("--tls-key").arg(&key)
-        };
-        let (tls, mutual) = (secure().start(), secure().arg("--client-ca").arg(&ca).start());
+        let secure = || TestServer::builder().listen_tls(&identity);
+        let (tls, mutual) = (secure().start(), secure().path_arg("--client-ca", &ours.ca()).start());
         Self { dir, ours, others, plain: TestServer::start(), tls, mutual }
     }
 
@@ -224,6 +219,12 @@ fn shown(said: &str, world: &World) -> String {
     format!("connect to …: {}", why.replace(&world.dir.path().display().to_string(), "…"))
 }
 
+/// The cells of a row of the page.
+fn cells(line: &str) -> [&str; 3] {
+    let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+    cells.try_into().expect("three cells")
+}
+
 fn page() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/connection-errors.md")
 }
@@ -251,7 +252,7 @@ fn every_mistake_is_reported_within_half_a_second_without_attempts_in_vain() {
         for _ in 0..RUNS {
             let before = asked.attempts.as_ref().map_or(0, |attempts| attempts.load(Ordering::SeqCst));
             let (output, took) = run(world.command(&asked.args));
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let said = text(&output.stderr);
             assert_eq!((output.status.code(), output.stdout.len()), (Some(255), 0), "{}: {said}", mistake.what);
             assert!(said.contains(mistake.words), "{}: {said}", mistake.what);
             assert_eq!(said.lines().count(), 1, "{}: {said}", mistake.what);
@@ -275,15 +276,8 @@ fn every_mistake_is_reported_within_half_a_second_without_attempts_in_vain() {
         fs::write(page(), HEAD.to_owned() + &lines.collect::<String>()).expect("write the page");
     }
     let text = fs::read_to_string(page()).expect("read the page");
-    let written: Vec<[&str; 3]> = text
-        .strip_prefix(HEAD)
-        .expect("the page begins as the test writes it")
-        .lines()
-        .map(|line| {
-            let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
-            cells.try_into().expect("three cells")
-        })
-        .collect();
+    let rest = text.strip_prefix(HEAD).expect("the page begins as the test writes it");
+    let written: Vec<[&str; 3]> = rest.lines().map(cells).collect();
     let expected: Vec<[&str; 2]> = rows.iter().map(|(what, message, _)| [*what, message.as_str()]).collect();
     assert_eq!(written.iter().map(|[what, message, _]| [*what, *message]).collect::<Vec<_>>(), expected);
     for [what, _, time] in written {
@@ -293,26 +287,20 @@ fn every_mistake_is_reported_within_half_a_second_without_attempts_in_vain() {
 }
 
 #[test]
-fn wait_waits_for_a_server_that_comes_later_and_for_no_permanent_mistake() {
+fn wait_waits_for_a_server_that_starts_later_and_for_no_permanent_mistake() {
     let world = World::new();
     let socket = world.dir.path().join("later.sock");
     let url = format!("unix://{}", socket.display());
     let wait = ["--wait".to_owned(), "20s".to_owned()];
     let args = [["--connect".to_owned(), url.clone()], wait.clone()].concat();
-    let mut waiting = world.command(&args).stderr(Stdio::piped()).spawn().expect("start exec-server");
+    let mut waiting = spawn(world.command(&args).stderr(Stdio::piped()));
     // It still waits long after a run without the flag has given up.
     let (given_up, _) = run(world.command(&args[..2]));
     assert_eq!(given_up.status.code(), Some(255));
     assert!(waiting.try_wait().expect("look").is_none(), "it waits");
     let server = TestServer::builder().listen(&url).start();
-    let mut ended = None;
-    wait_for("the end of the command", || {
-        ended = waiting.try_wait().expect("look");
-        ended.is_some()
-    });
-    let mut said = String::new();
-    waiting.stderr.take().expect("a pipe").read_to_string(&mut said).expect("read");
-    assert_eq!(ended.and_then(|status| status.code()), Some(0), "{said}");
+    let output = finish_child(waiting);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     drop(server);
     let mut asked = world.answering("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n");
     asked.args.extend(wait);
@@ -332,7 +320,7 @@ fn a_wait_is_announced_on_a_terminal_and_on_nothing_else() {
     fs::write(world.dir.path().join("exec-server/environments.toml"), file).expect("write the file");
     let args = ["--connect".to_owned(), "mute".to_owned()];
     let (output, took) = run(world.command(&args));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let said = text(&output.stderr);
     assert_eq!(said, format!("exec-server: connect to {url}: no connection within 2s\n"));
     assert!(took >= Duration::from_secs(2), "the time of the file counts: {took:?}");
     let screen = pty::run(world.command(&args));

@@ -3,32 +3,10 @@
 //! configuration that is too open fails at once, and the error names the flag. Host names are not accepted as addresses, because they could
 //! resolve to another address tomorrow.
 
-use std::{
-    path::Path,
-    thread,
-    time::{Duration, Instant},
-};
-
-use testkit::{Authority, Builder, Client, DEADLINE, TestServer, wait_for};
-
-/// Runs a server that must refuse to start; returns its exit code and messages.
-fn refused(builder: &Builder, dir: &Path) -> (Option<i32>, String) {
-    let mut child = builder.command(dir, "refused.test").spawn().expect("run exec-server");
-    let begun = Instant::now();
-    while child.try_wait().expect("wait").is_none() {
-        if begun.elapsed() > DEADLINE {
-            child.kill().expect("end what should not serve");
-            panic!("it serves: {:?}", child.wait_with_output());
-        }
-        thread::park_timeout(Duration::from_millis(5));
-    }
-    let output = child.wait_with_output().expect("wait");
-    assert!(output.stdout.is_empty(), "{output:?}");
-    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
-}
+use testkit::{Authority, Builder, Client, TestServer, wait_for};
 
 #[test]
-fn without_a_word_it_is_loopback_and_a_token_of_256_bits() {
+fn by_default_it_listens_on_loopback_with_a_token_of_256_bits() {
     let server = TestServer::start();
     assert!(server.url().starts_with("ws://127.0.0.1:"), "{}", server.url());
     let is_hexadecimal = server.token().bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -37,12 +15,12 @@ fn without_a_word_it_is_loopback_and_a_token_of_256_bits() {
 }
 
 #[test]
-fn address_by_auth_by_tls_is_open_only_where_it_may_be() {
+fn each_combination_of_address_auth_and_tls_is_open_only_where_it_may_be() {
     let dir = tempfile::tempdir().expect("make a directory");
     let authority = Authority::new(dir.path(), "ours");
     let identity = authority.server("server");
-    let paths = [&identity.cert, &identity.key, &authority.ca()].map(|path| path.display().to_string());
-    let tls = |builder: Builder| builder.arg("--tls-cert").arg(&paths[0]).arg("--tls-key").arg(&paths[1]);
+    let ca = authority.ca();
+    let tls = |builder: Builder| builder.tls(&identity);
     // The last four addresses do not belong to this host. A server that passes the rule fails to bind there, with an error that says so.
     for (address, is_bindable) in [
         ("0.0.0.0:0", true),
@@ -67,19 +45,19 @@ fn address_by_auth_by_tls_is_open_only_where_it_may_be() {
             (tls(secured()).arg("--auth").arg("none").arg("--insecure-plaintext"), "--auth none"),
             (tls(plain()).arg("--insecure-plaintext"), "--tls-cert"),
         ] {
-            let (code, said) = refused(&builder, dir.path());
+            let (code, said) = builder.refusal_text(dir.path());
             assert!(code == Some(255) && said.contains(flag), "{address}, {flag}: {code:?} {said}");
         }
         for builder in [
             plain().arg("--insecure-plaintext"),
             tls(secured()),
-            tls(secured()).arg("--client-ca").arg(&paths[2]),
-            tls(secured()).arg("--client-ca").arg(&paths[2]).arg("--auth").arg("none"),
+            tls(secured()).path_arg("--client-ca", &ca),
+            tls(secured()).path_arg("--client-ca", &ca).args(["--auth", "none"]),
         ] {
             if is_bindable {
                 builder.start();
             } else {
-                let (code, said) = refused(&builder, dir.path());
+                let (code, said) = builder.refusal_text(dir.path());
                 assert!(code == Some(255) && said.contains("listen on `ws"), "{address}: {said}");
             }
         }
@@ -87,7 +65,7 @@ fn address_by_auth_by_tls_is_open_only_where_it_may_be() {
 }
 
 #[test]
-fn names_of_hosts_and_unknown_places_are_refused_by_the_grammar() {
+fn host_names_and_malformed_addresses_are_refused_by_the_grammar() {
     let dir = tempfile::tempdir().expect("make a directory");
     for (listen, named) in [
         ("ws://example.test:0", "host names"),
@@ -98,13 +76,13 @@ fn names_of_hosts_and_unknown_places_are_refused_by_the_grammar() {
         ("tcp://1", "unix://"),
         ("ws://127.0.0.1", "port"),
     ] {
-        let (code, said) = refused(&TestServer::builder().listen(listen), dir.path());
+        let (code, said) = TestServer::builder().listen(listen).refusal_text(dir.path());
         assert!(code == Some(2) && said.contains(named), "{listen}: {said}");
     }
 }
 
 #[test]
-fn behind_a_proxy_the_token_is_still_asked_for() {
+fn behind_a_proxy_the_token_is_still_required() {
     let open = TestServer::builder().listen("ws://0.0.0.0:0").arg("--insecure-plaintext").start();
     let port = open.address().rsplit(':').next().expect("an address has a port").to_owned();
     let url = format!("ws://127.0.0.1:{port}/?token={}", open.token());
@@ -113,7 +91,7 @@ fn behind_a_proxy_the_token_is_still_asked_for() {
 }
 
 #[test]
-fn auth_none_is_open_on_loopback_and_says_so() {
+fn auth_none_is_open_on_loopback_and_a_warning_says_so() {
     let server = TestServer::builder().arg("--auth").arg("none").start();
     assert!(!server.url().contains("token"), "{}", server.url());
     server.client();

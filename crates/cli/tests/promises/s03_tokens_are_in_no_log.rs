@@ -7,17 +7,15 @@ use testkit::{Client, TestServer, binary, http, start_params};
 
 #[test]
 fn a_token_is_in_no_log_line_and_no_answer_whichever_way_it_came() {
-    let server = TestServer::builder().arg("--log").arg("trace").arg("--audit").arg("{dir}/audit.log").start();
+    let server = TestServer::builder().args(["--log", "trace"]).audit().start();
     let named = token_helpers::create(&server, "named", &["--scope", "exec"]);
     let mut answers = Vec::new();
     for token in [server.token(), named.as_str()] {
         let mut by_url = token_helpers::client(&server, token);
         by_url.run("p", &["true"]);
         answers.push(format!("{:?}", by_url.call("process/start", start_params("q", &["/no/such"]))));
-        answers.push(format!(
-            "{:?}",
-            by_url.call("process/signal", serde_json::json!({"processId": token, "signal": "x"}))
-        ));
+        let signal = serde_json::json!({"processId": token, "signal": "x"});
+        answers.push(format!("{:?}", by_url.call("process/signal", signal)));
         let bearer = format!("Bearer {token}");
         let plain = format!("ws://{}/", server.address());
         Client::connect_with(&plain, &[("Authorization", &bearer)]).expect("by header").initialize();

@@ -4,7 +4,6 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt as _,
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -13,13 +12,13 @@ use std::{
 use serde_json::json;
 
 use crate::promises::token_helpers;
-use testkit::{Client, TestServer, binary, start_params, wait_for};
+use testkit::{Client, TestServer, binary, mode_of, set_mode, start_params, text, wait_for};
 
 /// The close code of a connection whose access has ended.
 const ACCESS_ENDED: u16 = 4001;
 
 #[test]
-fn a_token_is_kept_as_its_digest_in_a_file_for_us_alone() {
+fn a_token_is_kept_as_its_digest_in_a_file_that_only_we_can_read() {
     let server = TestServer::start();
     let made: Vec<String> = (0..4).map(|n| token_helpers::create(&server, &format!("n{n}"), &[])).collect();
     let path = server.state_dir().join("tokens.toml");
@@ -30,7 +29,7 @@ fn a_token_is_kept_as_its_digest_in_a_file_for_us_alone() {
         let digest: String = <sha2::Sha256 as sha2::Digest>::digest(token).iter().map(|b| format!("{b:02x}")).collect();
         assert!(file.contains(&digest));
     }
-    assert_eq!(fs::metadata(&path).expect("it exists").permissions().mode() & 0o7777, 0o600);
+    assert_eq!(mode_of(&path), 0o600);
     for (words, code) in [
         (&["create", "n1"][..], 1),
         (&["create", "owner"], 255),
@@ -45,7 +44,7 @@ fn a_token_is_kept_as_its_digest_in_a_file_for_us_alone() {
 
 /// In random tokens, a digit that is equal in all forty occurs by chance only once in 16^39.
 #[test]
-fn every_digit_of_a_token_is_of_the_system_s_chance() {
+fn every_digit_of_a_token_is_random() {
     let server = TestServer::start();
     let made: Vec<Vec<u8>> =
         (0..40).map(|n| token_helpers::create(&server, &format!("n{n}"), &[]).into_bytes()).collect();
@@ -54,7 +53,7 @@ fn every_digit_of_a_token_is_of_the_system_s_chance() {
 }
 
 #[test]
-fn revocation_cuts_a_live_connection_within_a_second_and_nobody_else() {
+fn revocation_cuts_a_live_connection_within_a_second_and_no_other_connection() {
     let server = TestServer::start();
     let (token, other) = (token_helpers::create(&server, "a", &[]), token_helpers::create(&server, "b", &[]));
     let mut revoked = token_helpers::connect(&server, &token);
@@ -76,21 +75,21 @@ fn revocation_cuts_a_live_connection_within_a_second_and_nobody_else() {
     let mut again = token_helpers::connect(&server, &token_helpers::create(&server, "a", &[]));
     again.initialize_with(json!({"clientName": "test", "resumeSessionId": session}));
     assert_eq!(again.ok("process/list", json!({}))["processes"][0]["pid"], pid);
-    let refused = neighbour.call("process/read", json!({"processId": "p", "sessionId": session}));
-    assert_eq!(refused.expect_err("another principal").kind(), "unknownSession");
+    let refused = neighbour.fails("process/read", json!({"processId": "p", "sessionId": session}));
+    assert_eq!(refused.kind(), "unknownSession", "another principal");
 }
 
 #[test]
-fn a_connection_that_takes_nothing_is_cut_as_fast() {
-    let server = TestServer::builder().arg("--audit").arg("{dir}/audit.log").start();
+fn a_connection_that_reads_nothing_is_cut_as_fast() {
+    let server = TestServer::builder().audit().start();
     let mut client = token_helpers::client(&server, &token_helpers::create(&server, "a", &[]));
     client.ok("process/start", start_params("p", &["yes"]));
     let audit = server.dir().join("audit.log");
     token_helpers::revoke(&server, "a");
     let time = |event: &str| {
-        let line =
-            token_helpers::lines(&audit).into_iter().find(|line| line["event"] == event && line["principal"] == "a")?;
-        let time = line["time"].as_str().expect("a time").to_owned();
+        let is_it = |line: &serde_json::Value| line["event"] == event && line["principal"] == "a";
+        let line = token_helpers::lines(&audit).into_iter().find(is_it)?;
+        let time = line["time"].as_str().expect("a time");
         let parts: Vec<f64> = time[11..23].split(':').map(|part| part.parse().expect("a number")).collect();
         Some(parts[0] * 3600.0 + parts[1] * 60.0 + parts[2])
     };
@@ -113,11 +112,11 @@ fn an_expired_token_is_cut_and_refused_on_its_date() {
     assert!((Duration::from_secs(2)..Duration::from_secs(5)).contains(&took), "{took:?}");
     assert!(Client::connect(&token_helpers::url(&server, &token)).is_err());
     let listed = token_helpers::token(&server, &["list"]);
-    assert!(String::from_utf8_lossy(&listed.stdout).contains("expired"), "{listed:?}");
+    assert!(text(&listed.stdout).contains("expired"), "{listed:?}");
 }
 
 #[test]
-fn a_broken_file_changes_nothing_and_is_complained_about() {
+fn a_broken_token_file_changes_nothing_and_is_reported() {
     let server = TestServer::start();
     let token = token_helpers::create(&server, "a", &[]);
     let mut client = token_helpers::client(&server, &token);
@@ -139,18 +138,19 @@ fn a_broken_file_changes_nothing_and_is_complained_about() {
         Client::connect(&token_helpers::url(&server, &token)).expect("what was in force stays so");
     }
     replace(&path, &good);
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("open the file to others");
+    set_mode(&path, 0o644);
     wait_for("the complaint about the mode", || server.stderr().contains("0644"));
     assert_eq!(client.ok("environment/status", json!({}))["status"], "ready");
     // A server does not start with such a file.
-    let started = server_with(&path);
+    let dir = tempfile::tempdir().expect("make a directory");
+    let started = TestServer::builder().path_arg("--tokens", &path).refusal_text(dir.path());
     assert!(started.0 == Some(255) && started.1.contains("0644"), "{started:?}");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("close the file");
+    set_mode(&path, 0o600);
     // The scopes have changed: the connection is closed, and the next one has the new scopes.
     replace(&path, &good.replace("\"exec\", ", ""));
     assert_eq!(client.wait_closed().expect("a close frame").1, "access was changed; connect again");
-    let refused = token_helpers::client(&server, &token).call("process/list", json!({}));
-    assert_eq!(refused.expect_err("it lacks exec").kind(), "forbidden");
+    let refused = token_helpers::client(&server, &token).fails("process/list", json!({}));
+    assert_eq!(refused.kind(), "forbidden", "it lacks exec");
     fs::remove_file(&path).expect("remove the file");
     wait_for("no file to be an empty one", || Client::connect(&token_helpers::url(&server, &token)).is_err());
 }
@@ -159,30 +159,21 @@ fn a_broken_file_changes_nothing_and_is_complained_about() {
 fn replace(path: &std::path::Path, text: &str) {
     let beside = path.with_extension("new");
     fs::write(&beside, text).expect("write");
-    fs::set_permissions(&beside, fs::Permissions::from_mode(0o600)).expect("close the file");
+    set_mode(&beside, 0o600);
     fs::rename(&beside, path).expect("rename");
 }
 
-fn server_with(tokens: &std::path::Path) -> (Option<i32>, String) {
-    let dir = tempfile::tempdir().expect("make a directory");
-    let builder = TestServer::builder().arg("--tokens").arg(&tokens.display().to_string());
-    let output = builder.refusal(dir.path(), "refused.test");
-    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
-}
-
 #[test]
-fn edits_at_the_same_time_all_count() {
+fn concurrent_edits_of_the_token_file_all_count() {
     let dir = tempfile::tempdir().expect("make a directory");
     let file = dir.path().join("tokens.toml");
     thread::scope(|scope| {
         for n in 0..16 {
             let file = &file;
             scope.spawn(move || {
-                let made = Command::new(binary())
-                    .args(["token", "create", &format!("n{n}"), "--tokens"])
-                    .arg(file)
-                    .output()
-                    .expect("run exec-server token");
+                let mut command = Command::new(binary());
+                let command = command.args(["token", "create", &format!("n{n}"), "--tokens"]).arg(file);
+                let made = command.output().expect("run exec-server token");
                 assert!(made.status.success(), "{made:?}");
             });
         }

@@ -5,31 +5,32 @@ use std::{
     collections::BTreeSet,
     fs::{self, File},
     io::{BufRead as _, BufReader},
-    os::unix::fs::PermissionsExt as _,
     path::Path,
     process::Stdio,
 };
 
 use serde_json::json;
 
-use testkit::{Client, TestServer, decode_base64, descendants, marked, start_params, wait_for, wait_gone};
+use testkit::{
+    Client, TestServer, decode_base64, descendants, inherit_all, marked, mode_of, send_signal, set_mode, start_params,
+    text, wait_for, wait_gone,
+};
 
 const SECRET: &str = "Tok-3f1d2c7b9a8e4d6f-of-this-test";
 
 /// Starts children that inherit everything they can, and inspects every process of the server.
 fn assert_hidden(client: &mut Client, mark: &str, children: usize) {
-    let policy = json!({"inherit": "all", "ignoreDefaultExcludes": true, "exclude": [], "set": {}, "includeOnly": []});
     for n in 0..children {
         let mut params = start_params(&format!("p{n}"), &["sh", "-c", "env; sleep 1000"]);
-        params["envPolicy"] = policy.clone();
+        params["envPolicy"] = inherit_all();
         // A request that sets the variable itself does not get it into the child either.
         params["env"]["Exec_Server_Token"] = json!("another");
         client.ok("process/start", params);
     }
     for n in 0..children {
         let read = client.ok("process/read", json!({"processId": format!("p{n}"), "afterSeq": 0, "waitMs": 5000}));
-        let text = decode_base64(read["chunks"][0]["chunk"].as_str().expect("a chunk"));
-        let text = String::from_utf8_lossy(&text).to_lowercase();
+        let output = decode_base64(read["chunks"][0]["chunk"].as_str().expect("a chunk"));
+        let text = text(&output).to_lowercase();
         assert!(text.contains("path=") && !text.contains(&SECRET.to_lowercase()), "{text}");
         assert!(!text.contains("exec_server_token") && !text.contains("credentials_directory"), "{text}");
     }
@@ -39,7 +40,7 @@ fn assert_hidden(client: &mut Client, mark: &str, children: usize) {
     for pid in &all {
         for file in ["environ", "cmdline"] {
             let bytes = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
-            let text = String::from_utf8_lossy(&bytes).to_lowercase();
+            let text = text(&bytes).to_lowercase();
             assert!(!text.contains(&SECRET.to_lowercase()), "{file} of {pid}");
         }
     }
@@ -49,11 +50,11 @@ fn assert_hidden(client: &mut Client, mark: &str, children: usize) {
 
 fn private_file(path: &Path, mode: u32) {
     fs::write(path, format!("{SECRET}\n")).expect("write the token");
-    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("set its mode");
+    set_mode(path, mode);
 }
 
 #[test]
-fn from_the_environment_it_reaches_none_of_a_hundred_children() {
+fn a_token_from_the_environment_reaches_none_of_a_hundred_children() {
     let mut builder = TestServer::builder();
     for name in ["EXEC_SERVER_TOKEN", "exec_server_token", "Exec_Server_Token"] {
         builder = builder.env(name, SECRET);
@@ -73,23 +74,22 @@ fn a_file_and_a_credential_must_be_closed_to_others_and_reach_no_child() {
         let builder = || {
             let builder = TestServer::builder();
             if by_flag {
-                builder.arg("--token-file").arg(&file.display().to_string())
+                builder.path_arg("--token-file", &file)
             } else {
                 builder.env("CREDENTIALS_DIRECTORY", &credentials)
             }
         };
         for mode in [0o644, 0o640, 0o602] {
             private_file(&file, mode);
-            let refused = builder().refusal(dir.path(), "refused.test");
-            let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-            assert!(refused.status.code() == Some(255) && said.contains(&format!("{mode:04o}")), "{said}");
+            let (code, said) = builder().refusal_text(dir.path());
+            assert!(code == Some(255) && said.contains(&format!("{mode:04o}")), "{said}");
             assert!(!said.contains(SECRET), "{said}");
         }
         private_file(&file, 0o400);
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&file, Some(65534), None).expect("give it away");
-            let refused = builder().refusal(dir.path(), "refused.test");
-            assert!(String::from_utf8_lossy(&refused.stderr).contains("uid 65534"), "{refused:?}");
+            let (_, said) = builder().refusal_text(dir.path());
+            assert!(said.contains("uid 65534"), "{said}");
             std::os::unix::fs::chown(&file, Some(0), None).expect("take it back");
         }
         let server = builder().start();
@@ -114,13 +114,13 @@ fn list_readers(path: &Path, users: &[u32], group: u8) {
 }
 
 #[test]
-fn a_credential_is_taken_as_a_service_manager_leaves_it() {
+fn a_credential_is_accepted_as_a_service_manager_leaves_it() {
     let dir = tempfile::tempdir().expect("make a directory");
     let credentials = dir.path().join("credentials");
     let file = credentials.join("exec-server-token");
     fs::create_dir(&credentials).expect("make the directory");
     private_file(&file, 0o400);
-    fs::set_permissions(&credentials, fs::Permissions::from_mode(0o500)).expect("close the directory");
+    set_mode(&credentials, 0o500);
     let place = credentials.display().to_string();
     // A service of root.
     let server = TestServer::builder().env("CREDENTIALS_DIRECTORY", &place).start();
@@ -130,30 +130,29 @@ fn a_credential_is_taken_as_a_service_manager_leaves_it() {
     // A service of another user: the files belong to root, and an ACL lets that user read. The group bits of the mode then show the ACL
     // mask.
     for path in [dir.path(), &credentials] {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("open the way");
+        set_mode(path, 0o755);
     }
     let builder = || TestServer::builder().env("CREDENTIALS_DIRECTORY", &place).run_by_nobody();
     for (users, group, is_taken) in [(&[65534][..], 0, true), (&[65534, 1], 0, false), (&[65534], 4, false)] {
         list_readers(&file, users, group);
-        assert_eq!(fs::metadata(&file).expect("it is there").permissions().mode() & 0o777, 0o440);
+        assert_eq!(mode_of(&file) & 0o777, 0o440);
         if is_taken {
             assert_eq!(builder().start().token(), SECRET);
         } else {
             let home = tempfile::tempdir().expect("make a directory");
-            let refused = builder().refusal(home.path(), "refused.test");
-            let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-            assert!(refused.status.code() == Some(255) && said.contains("0440"), "{users:?} {group}: {said}");
+            let (code, said) = builder().refusal_text(home.path());
+            assert!(code == Some(255) && said.contains("0440"), "{users:?} {group}: {said}");
         }
     }
 }
 
 #[test]
-fn from_a_descriptor_it_is_read_to_its_end() {
+fn a_token_from_a_descriptor_is_read_to_its_end() {
     let dir = tempfile::tempdir().expect("make a directory");
     let file = dir.path().join("token");
     private_file(&file, 0o600);
     let mark = format!("fd-{}.test", std::process::id());
-    let builder = TestServer::builder().arg("--token-fd").arg("0");
+    let builder = TestServer::builder().args(["--token-fd", "0"]);
     let mut command = builder.command(dir.path(), &mark);
     command.stdin(File::open(&file).expect("open the token")).stderr(Stdio::null());
     let mut child = command.spawn().expect("start exec-server");
@@ -166,8 +165,7 @@ fn from_a_descriptor_it_is_read_to_its_end() {
     assert_hidden(&mut client, &mark, 5);
     let mut all: BTreeSet<u32> = marked(&mark);
     all.extend(descendants(&all));
-    let pid = rustix::process::Pid::from_raw(child.id().cast_signed()).expect("a process id is not zero");
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("end the server");
+    send_signal(child.id(), rustix::process::Signal::TERM);
     wait_for("the end of the server", || child.try_wait().expect("wait for it").is_some());
     wait_gone("what the server started", &all);
 }
@@ -176,7 +174,7 @@ fn from_a_descriptor_it_is_read_to_its_end() {
 fn no_argument_takes_a_token() {
     let dir = tempfile::tempdir().expect("make a directory");
     for flag in ["--token", "--auth-token", "--bearer"] {
-        let refused = TestServer::builder().arg(flag).arg(SECRET).refusal(dir.path(), "x.test");
+        let refused = TestServer::builder().args([flag, SECRET]).refusal(dir.path(), "x.test");
         assert_eq!(refused.status.code(), Some(2), "{flag}");
     }
 }

@@ -57,7 +57,7 @@ fn is_bare(reply: &Reply) {
 }
 
 #[test]
-fn a_page_is_forbidden_whatever_it_says_and_whatever_it_knows() {
+fn a_page_is_forbidden_whatever_its_origin_and_whatever_it_knows() {
     let server = TestServer::builder().listen("ws://127.0.0.1:0").listen("unix://{dir}/x.sock").start();
     let host = server.address();
     let port = host.rsplit(':').next().expect("an address has a port");
@@ -75,7 +75,7 @@ fn a_page_is_forbidden_whatever_it_says_and_whatever_it_knows() {
 }
 
 #[test]
-fn the_browser_s_own_word_counts_as_well() {
+fn sec_fetch_site_of_the_browser_counts_as_well() {
     let server = TestServer::start();
     let (host, target) = (server.address(), format!("/?token={}", server.token()));
     for (site, status) in [
@@ -96,7 +96,7 @@ fn the_browser_s_own_word_counts_as_well() {
 }
 
 #[test]
-fn no_answer_invites_a_page() {
+fn no_answer_allows_a_page_to_read_it() {
     let server = TestServer::start();
     let (host, target) = (server.address(), format!("/?token={}", server.token()));
     let preflight = "Origin: http://localhost\r\nAccess-Control-Request-Method: GET\r\n        Access-Control-Request-Headers: authorization\r\nAccess-Control-Request-Private-Network: true\r\n";

@@ -13,7 +13,7 @@ use testkit::{Client, TestServer, http};
 
 #[test]
 fn a_rebound_name_is_forbidden_unless_it_is_allowed() {
-    let server = TestServer::builder().arg("--allow-host").arg("box.example").start();
+    let server = TestServer::builder().args(["--allow-host", "box.example"]).start();
     let (host, target) = (server.address(), format!("/?token={}", server.token()));
     let port = host.rsplit(':').next().expect("an address has a port");
     for (name, status) in [
@@ -82,7 +82,7 @@ fn neither_a_missing_nor_a_second_host_nor_the_target_helps() {
 
 #[test]
 fn without_a_token_a_rebound_name_is_still_refused() {
-    let server = TestServer::builder().arg("--auth").arg("none").start();
+    let server = TestServer::builder().args(["--auth", "none"]).start();
     let host = server.address();
     assert_eq!(http(host, &upgrade("/", "evil.example", "")).status, 403);
     assert_eq!(http(host, &upgrade("/", host, "Origin: http://localhost\r\n")).status, 403);
@@ -90,7 +90,7 @@ fn without_a_token_a_rebound_name_is_still_refused() {
 }
 
 #[test]
-fn health_is_told_under_any_name() {
+fn health_is_answered_under_any_name() {
     let server = TestServer::start();
     for path in ["/healthz", "/readyz"] {
         let reply = http(server.address(), &format!("GET {path} HTTP/1.1\r\nHost: evil.example\r\n\r\n"));

@@ -8,7 +8,7 @@ use std::{
     fs,
     io::ErrorKind,
     os::unix::{
-        fs::{PermissionsExt, symlink},
+        fs::{PermissionsExt as _, symlink},
         net::UnixStream,
     },
     path::Path,
@@ -17,24 +17,14 @@ use std::{
 };
 
 use crate::promises::upgrade;
-use testkit::{DEADLINE, TestServer, http_unix, refused, wait_for};
-
-fn set_mode(path: &Path, mode: u32) {
-    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("set a mode");
-}
-
-fn mode(path: &Path) -> u32 {
-    fs::metadata(path).expect("it exists").permissions().mode() & 0o7777
-}
+use testkit::{DEADLINE, TestServer, http_unix, mode_of, refused, send_signal, set_mode, text, wait_for};
 
 #[test]
 fn a_unix_socket_is_closed_to_others_and_needs_no_token() {
     let server = TestServer::builder().listen("unix://{dir}/new/run/x.sock").start();
     let path = server.dir().join("new/run/x.sock");
-    assert_eq!(
-        (mode(&path), mode(&server.dir().join("new/run")), mode(&server.dir().join("new"))),
-        (0o600, 0o700, 0o700)
-    );
+    let modes = ["new/run/x.sock", "new/run", "new"].map(|name| mode_of(server.dir().join(name)));
+    assert_eq!(modes, [0o600, 0o700, 0o700]);
     assert_eq!(server.url(), format!("unix://{}", path.display()));
     server.client();
     assert_eq!(http_unix(&path, &upgrade("/", "anything", "")).status, 101);
@@ -68,15 +58,14 @@ fn the_mode_of_the_directory_decides_and_the_umask_does_not() {
         let (mut child, socket) = (start("000"), place.join("x.sock"));
         if !fits {
             let output = refused(child);
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let said = text(&output.stderr);
             assert!(output.status.code() == Some(255) && said.contains(&format!("{bits:04o}")), "{bits:o}: {said}");
             assert!(!socket.exists());
             continue;
         }
         wait_for("the socket", || socket.exists());
-        assert_eq!(mode(&socket), 0o600, "in a directory of {bits:o}");
-        let pid = rustix::process::Pid::from_raw(child.id().cast_signed()).expect("a process id is not zero");
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signal the server");
+        assert_eq!(mode_of(&socket), 0o600, "in a directory of {bits:o}");
+        send_signal(child.id(), rustix::process::Signal::TERM);
         assert_eq!(child.wait().expect("wait").code(), Some(0));
         assert!(!socket.exists(), "it goes with its server");
     }
@@ -84,7 +73,7 @@ fn the_mode_of_the_directory_decides_and_the_umask_does_not() {
     // The owner of a directory can change its entries with any mode. Only root can change the owner, so this test needs root.
     std::os::unix::fs::chown(&place, Some(65534), Some(65534)).expect("give the directory to nobody (needs root)");
     let output = refused(start("077"));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let said = text(&output.stderr);
     assert!(output.status.code() == Some(255) && said.contains("65534"), "{said}");
     assert!(!place.join("x.sock").exists());
 }
@@ -117,7 +106,7 @@ fn knock(dir: &Path) {
 }
 
 #[test]
-fn it_has_its_name_when_it_listens_and_listens_when_it_is_closed_to_others() {
+fn a_socket_has_its_name_when_it_listens_and_listens_only_when_it_is_closed_to_others() {
     for _ in 0..30 {
         let dir = tempfile::tempdir().expect("make a directory");
         let watched = dir.path().to_owned();
@@ -130,12 +119,12 @@ fn it_has_its_name_when_it_listens_and_listens_when_it_is_closed_to_others() {
 }
 
 #[test]
-fn what_is_no_socket_of_ours_is_not_replaced_and_abstract_names_are_refused() {
+fn an_object_that_is_not_our_socket_is_not_replaced_and_abstract_names_are_refused() {
     let dir = tempfile::tempdir().expect("make a directory");
     let refused = |listen: &str| {
-        let output = TestServer::builder().listen(listen).refusal(dir.path(), "x.test");
-        assert!(!output.status.success() && output.stdout.is_empty(), "{listen}");
-        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+        let (code, said) = TestServer::builder().listen(listen).refusal_text(dir.path());
+        assert_ne!(code, Some(0), "{listen}");
+        (code, said)
     };
     for name in ["unix://@abstract", "unix://\\0abstract", "unix:@abstract", "unix://relative", "unix:///dir/"] {
         let (code, said) = refused(name);
@@ -164,13 +153,11 @@ fn as_nobody(path: &Path) -> String {
     let script = "use Socket; socket(my $s, AF_UNIX, SOCK_STREAM, 0); \
         connect($s, sockaddr_un($ARGV[0])) or do { print 'denied'; exit }; \
         syswrite($s, \"GET /healthz HTTP/1.0\\r\\n\\r\\n\"); my $line = <$s>; print $line";
-    let output = Command::new("setpriv")
-        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "perl", "-e", script])
-        .arg(path)
-        .output()
-        .expect("run setpriv");
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "perl", "-e", script]).arg(path);
+    let output = command.output().expect("run setpriv");
     assert!(output.status.success(), "become another user (needs root, setpriv and perl): {output:?}");
-    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    text(&output.stdout).trim().to_owned()
 }
 
 #[test]

@@ -4,8 +4,6 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt as _,
-    path::Path,
     process::{Command, Output},
 };
 
@@ -16,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
 use crate::promises::upgrade;
-use testkit::{Authority, Builder, Identity, Shown, TestServer, binary, http_tls, secure, wait_for};
+use testkit::{Authority, Builder, Identity, Shown, TestServer, binary, http_tls, secure, set_mode, text, wait_for};
 
 /// Authorities for servers and clients, and a server certificate.
 struct World {
@@ -36,17 +34,12 @@ impl World {
 
     /// A server with TLS and without client certificates.
     fn tls(&self) -> Builder {
-        TestServer::builder()
-            .listen("wss://127.0.0.1:0")
-            .arg("--tls-cert")
-            .arg(text(&self.server.cert))
-            .arg("--tls-key")
-            .arg(text(&self.server.key))
+        TestServer::builder().listen_tls(&self.server)
     }
 
     /// A server that requires client certificates.
     fn mutual(&self) -> Builder {
-        self.tls().arg("--client-ca").arg(text(&self.clients.ca()))
+        self.tls().path_arg("--client-ca", &self.clients.ca())
     }
 
     /// The status of an upgrade at `target`; 0 if the TLS handshake fails.
@@ -55,20 +48,20 @@ impl World {
         http_tls(server.address(), &self.servers, &shown, &upgrade(target, server.address(), "")).status
     }
 
-    /// Runs `exec-server run` on this server.
-    fn run(&self, server: &TestServer, identity: Option<&Identity>, argv: &[&str]) -> Output {
+    /// A command whose first word is followed by what it needs to connect to this server.
+    fn command(&self, server: &TestServer, identity: Option<&Identity>, words: &[&str]) -> Command {
         let mut command = Command::new(binary());
-        command.args(["run", "--connect", server.url(), "--tls-ca"]).arg(self.servers.ca());
+        command.arg(words[0]).args(["--connect", server.url(), "--tls-ca"]).arg(self.servers.ca());
         if let Some(Identity { cert, key }) = identity {
             command.arg("--tls-cert").arg(cert).arg("--tls-key").arg(key);
         }
-        command.env("HOME", self.dir.path()).env_remove("EXEC_SERVER_TOKEN");
-        command.arg("--").args(argv).output().expect("run exec-server")
+        command.env("HOME", self.dir.path()).env_remove("EXEC_SERVER_TOKEN").args(&words[1..]);
+        command
     }
-}
 
-fn text(path: &Path) -> &str {
-    path.to_str().expect("a path of a test is text")
+    fn run(&self, server: &TestServer, identity: Option<&Identity>, words: &[&str]) -> Output {
+        self.command(server, identity, words).output().expect("run exec-server")
+    }
 }
 
 fn dns(name: &str) -> SanType {
@@ -80,9 +73,9 @@ fn uri(name: &str) -> SanType {
 }
 
 #[test]
-fn only_certificates_of_the_authority_that_are_valid_and_name_somebody_come_in() {
+fn only_valid_certificates_of_the_authority_that_name_a_principal_are_accepted() {
     let world = World::new();
-    let server = world.mutual().arg("--log").arg("debug").start();
+    let server = world.mutual().args(["--log", "debug"]).start();
     assert_eq!(server.url(), format!("wss://{}", server.address()), "no token is asked for, so none is printed");
     let alice = world.clients.client("alice", vec![dns("alice.example")]);
     assert_eq!(world.status(&server, Some(&alice), "/"), 101);
@@ -103,10 +96,8 @@ fn only_certificates_of_the_authority_that_are_valid_and_name_somebody_come_in()
         assert_eq!(world.status(&server, identity, "/"), 0, "{who}");
     }
     // Without a certificate even the health route is not reachable.
-    assert_eq!(
-        http_tls(server.address(), &world.servers, &Shown::default(), "GET /healthz HTTP/1.0\r\n\r\n").status,
-        0
-    );
+    let health = "GET /healthz HTTP/1.0\r\n\r\n";
+    assert_eq!(http_tls(server.address(), &world.servers, &Shown::default(), health).status, 0);
     assert_eq!(world.status(&server, Some(&alice), "/"), 101, "afterwards all is as before");
 }
 
@@ -117,20 +108,15 @@ fn the_principal_is_the_alternative_name_and_sessions_belong_to_it() {
     let alice = world.clients.client("alice", vec![dns("a.example"), uri("spiffe://here/alice")]);
     let renewed = world.clients.client("renewed", vec![uri("spiffe://here/alice"), dns("b.example")]);
     let bob = world.clients.client("bob", vec![dns("a.example")]);
-    let ran = world.run(&server, Some(&alice), &["sh", "-c", "echo hi; echo oh >&2; exit 3"]);
+    let ran = world.run(&server, Some(&alice), &["run", "--", "sh", "-c", "echo hi; echo oh >&2; exit 3"]);
     assert_eq!((ran.status.code(), &ran.stdout[..], &ran.stderr[..]), (Some(3), &b"hi\n"[..], &b"oh\n"[..]));
     let names = |identity: &Identity| {
-        let mut command = Command::new(binary());
-        command.args(["ps", "--connect", server.url(), "--json", "--tls-ca"]).arg(world.servers.ca());
-        command.arg("--tls-cert").arg(&identity.cert).arg("--tls-key").arg(&identity.key);
-        let output = command.env("HOME", world.dir.path()).output().expect("run exec-server");
+        let output = world.run(&server, Some(identity), &["ps", "--json"]);
         assert!(output.status.success(), "{output:?}");
-        String::from_utf8_lossy(&output.stdout).contains("\"mine\"")
+        text(&output.stdout).contains("\"mine\"")
     };
-    let mut command = Command::new(binary());
-    command.args(["run", "--detach", "--name", "mine", "--connect", server.url(), "--tls-ca"]).arg(world.servers.ca());
-    command.arg("--tls-cert").arg(&alice.cert).arg("--tls-key").arg(&alice.key).args(["--", "sleep", "1000"]);
-    assert!(command.env("HOME", world.dir.path()).output().expect("run exec-server").status.success());
+    let detached = ["run", "--detach", "--name", "mine", "--", "sleep", "1000"];
+    assert!(world.run(&server, Some(&alice), &detached).status.success());
     assert!(names(&alice), "whose it is");
     assert!(names(&renewed), "the same name in a new certificate is the same principal");
     assert!(!names(&bob), "the same host name is not the same URI");
@@ -139,33 +125,32 @@ fn the_principal_is_the_alternative_name_and_sessions_belong_to_it() {
 #[test]
 fn a_revoked_certificate_is_refused_by_its_fingerprint_and_another_of_the_same_name_is_not() {
     let world = World::new();
-    let (old, new) = (vec![dns("alice.example")], vec![dns("alice.example")]);
-    let (old, new) = (world.clients.client("old", old), world.clients.client("new", new));
+    let [old, new] = ["old", "new"].map(|file| world.clients.client(file, vec![dns("alice.example")]));
     let der = rustls_pki_types::CertificateDer::from_pem_file(&old.cert).expect("read the certificate");
     let fingerprint: String = Sha256::digest(&der).iter().map(|byte| format!("{byte:02x}")).collect();
-    let server = world.mutual().arg("--tokens").arg("{dir}/tokens.toml").start();
+    let server = world.mutual().args(["--tokens", "{dir}/tokens.toml"]).start();
     assert_eq!((world.status(&server, Some(&old), "/"), world.status(&server, Some(&new), "/")), (101, 101));
     let file = server.dir().join("tokens.toml");
     let entry = format!(
         "[[certificates]]\nname = \"alice\"\nsha256 = \"{fingerprint}\"\nscopes = [\"exec\"]\nrevoked = 2026-01-01T00:00:00Z\n"
     );
     fs::write(server.dir().join("new.toml"), entry).expect("write");
-    fs::set_permissions(server.dir().join("new.toml"), fs::Permissions::from_mode(0o600)).expect("close it");
+    set_mode(server.dir().join("new.toml"), 0o600);
     fs::rename(server.dir().join("new.toml"), &file).expect("put it in place");
     wait_for("the revocation", || world.status(&server, Some(&old), "/") == 0);
     assert_eq!(world.status(&server, Some(&new), "/"), 101);
 }
 
 #[test]
-fn a_token_is_asked_for_where_there_is_no_certificate_or_both_were_asked_for() {
+fn a_token_is_required_where_no_certificate_is_or_where_both_were_demanded() {
     let world = World::new();
     let alice = world.clients.client("alice", vec![dns("alice.example")]);
     let plain = world.tls().start();
     assert!(plain.url().starts_with("wss://127.0.0.1:") && plain.url().contains("/?token="), "{}", plain.url());
     let with_token = format!("/?token={}", plain.token());
     assert_eq!((world.status(&plain, None, "/"), world.status(&plain, None, &with_token)), (401, 101));
-    assert_eq!(world.run(&plain, None, &["echo", "hi"]).stdout, b"hi\n");
-    let both = world.mutual().arg("--auth").arg("token").start();
+    assert_eq!(world.run(&plain, None, &["run", "--", "echo", "hi"]).stdout, b"hi\n");
+    let both = world.mutual().args(["--auth", "token"]).start();
     let with_token = format!("/?token={}", both.token());
     assert_eq!(world.status(&both, Some(&alice), "/"), 401);
     assert_eq!(world.status(&both, Some(&alice), &with_token), 101);
@@ -173,7 +158,7 @@ fn a_token_is_asked_for_where_there_is_no_certificate_or_both_were_asked_for() {
 }
 
 #[test]
-fn names_of_the_certificate_are_names_of_the_server_and_a_wildcard_is_none() {
+fn names_of_the_certificate_are_names_of_the_server_but_a_wildcard_is_not() {
     let world = World::new();
     let server = world.tls().start();
     let port = server.address().rsplit(':').next().expect("an address has a port");
@@ -189,7 +174,7 @@ fn names_of_the_certificate_are_names_of_the_server_and_a_wildcard_is_none() {
 }
 
 #[test]
-fn tls_1_3_alone_unless_the_flag_says_otherwise() {
+fn only_tls_1_3_is_used_unless_the_flag_says_otherwise() {
     let world = World::new();
     let old = Shown { versions: &[&TLS12], ..Shown::default() };
     let new = Shown { versions: &[&TLS13], ..Shown::default() };
@@ -225,17 +210,17 @@ fn new_files_are_read_without_a_restart_and_broken_ones_change_nothing() {
 }
 
 #[test]
-fn a_key_that_others_can_read_and_files_that_do_not_fit_end_the_start() {
+fn a_key_that_others_can_read_and_files_that_do_not_match_end_the_start() {
     let world = World::new();
     let said = |builder: &Builder| {
-        let output = builder.refusal(world.dir.path(), "refused.test");
-        assert_eq!((output.status.code(), output.stdout.len()), (Some(255), 0), "{output:?}");
-        String::from_utf8_lossy(&output.stderr).into_owned()
+        let (code, said) = builder.refusal_text(world.dir.path());
+        assert_eq!(code, Some(255), "{said}");
+        said
     };
-    fs::set_permissions(&world.server.key, fs::Permissions::from_mode(0o640)).expect("open the key");
+    set_mode(&world.server.key, 0o640);
     let words = said(&world.tls());
     assert!(words.contains("0640") && words.contains("server.key"), "{words}");
-    fs::set_permissions(&world.server.key, fs::Permissions::from_mode(0o600)).expect("close the key");
+    set_mode(&world.server.key, 0o600);
     fs::copy(&world.servers.server("other").key, &world.server.key).expect("take another key");
     let words = said(&world.tls());
     assert!(words.contains("server.pem") && words.contains("server.key"), "{words}");

@@ -7,7 +7,7 @@ use std::{fs, os::fd::AsFd as _};
 use serde_json::{Value, json};
 
 use crate::promises::token_helpers;
-use testkit::{Client, RpcError, Target, TestServer, target, wait_for};
+use testkit::{Client, RpcError, Target, TestServer, assert_error, target, wait_for};
 
 fn get(client: &mut Client, url: &str) -> Result<Value, RpcError> {
     client.call("http/request", json!({"method": "GET", "url": url, "requestId": "r"}))
@@ -15,7 +15,7 @@ fn get(client: &mut Client, url: &str) -> Result<Value, RpcError> {
 
 fn refused(client: &mut Client, url: &str) -> RpcError {
     let error = get(client, url).expect_err("it is refused");
-    assert_eq!((error.code, error.kind()), (-32600, "forbidden"), "{url}: {}", error.message);
+    assert_error(&error, -32600, "forbidden");
     assert!(error.message.contains("`exec`"), "{}", error.message);
     error
 }
@@ -23,7 +23,7 @@ fn refused(client: &mut Client, url: &str) -> RpcError {
 #[test]
 fn no_private_address_is_reached_however_it_is_written() {
     let target = Target::saying("inside");
-    let server = TestServer::builder().arg("--audit").arg("{dir}/audit.log").start();
+    let server = TestServer::builder().audit().start();
     let mut client = token_helpers::client(&server, &token_helpers::create(&server, "web", &["--scope", "http"]));
     let port = target.address().rsplit(':').next().expect("a port").to_owned();
     for host in [
@@ -139,11 +139,8 @@ fn no_proxy_undoes_it_and_no_variable_is_read() {
     let params = json!({"method": "GET", "url": "http://8.8.8.8/", "headers": headers, "requestId": "r"});
     let error = client.call("http/request", params).expect_err("it is refused");
     assert_eq!(error.kind(), "forbidden");
-    assert!(
-        error.message.contains("`API_KEY`") && !error.message.contains("k3y"),
-        "for the variable: {}",
-        error.message
-    );
+    let message = error.message;
+    assert!(message.contains("`API_KEY`") && !message.contains("k3y"), "for the variable: {message}");
     assert_eq!(proxy.asked(), []);
     assert_eq!(get(&mut server.client(), "http://intranet.example/").expect("by the proxy")["status"], 200);
 }

@@ -8,14 +8,10 @@ use exec_server_protocol::method::{METHODS, MethodInfo, Scope};
 use serde_json::{Value, json};
 
 use crate::promises::{
-    sandbox_helpers::{self, Ground},
+    sandbox_helpers::{self, Ground, confined},
     token_helpers,
 };
-use testkit::{Client, Target, TestServer, start_params, with};
-
-fn kind(answer: Result<Value, testkit::RpcError>) -> String {
-    answer.map_or_else(|error| error.kind().to_owned(), |_| "ok".to_owned())
-}
+use testkit::{Target, TestServer, assert_error, inherit_all, kind_or_ok as kind, start_params, text, with};
 
 /// Calls a method with empty params on a new connection, because some methods end it.
 fn call(server: &TestServer, token: &str, method: &MethodInfo) -> String {
@@ -47,7 +43,7 @@ fn each_method_is_denied_without_its_scope_and_only_then() {
 
 #[test]
 fn a_denied_request_has_no_effect_and_a_declared_scope_adds_nothing() {
-    let server = TestServer::builder().arg("--audit").arg("{dir}/audit.log").start();
+    let server = TestServer::builder().audit().start();
     let token = token_helpers::create(&server, "reader", &["--scope", "stdin"]);
     let mut client = token_helpers::connect(&server, &token);
     client.initialize_with(json!({
@@ -57,35 +53,31 @@ fn a_denied_request_has_no_effect_and_a_declared_scope_adds_nothing() {
     let before = server.processes();
     let mark = server.dir().join("mark");
     let params = with(start_params("p", &["touch", &mark.display().to_string()]), json!({"scopes": ["exec"]}));
-    let error = client.call("process/start", params.clone()).expect_err("it lacks exec");
-    assert_eq!((error.code, error.kind()), (-32600, "forbidden"));
+    let error = client.fails("process/start", params.clone());
+    assert_error(&error, -32600, "forbidden");
     assert!(error.message.contains("`exec`") && error.message.contains("`reader`"), "{}", error.message);
     assert_eq!(kind(client.call("command/exec", params)), "forbidden");
     assert_eq!(server.processes(), before);
     assert!(!mark.exists());
-    let denied: Vec<Value> = token_helpers::lines(&server.dir().join("audit.log"))
-        .into_iter()
-        .filter(|line| line["event"] == "request.deny")
-        .collect();
+    let mut denied = token_helpers::lines(&server.dir().join("audit.log"));
+    denied.retain(|line| line["event"] == "request.deny");
     assert_eq!(denied.len(), 2, "{denied:?}");
     assert_eq!((&denied[0]["principal"], &denied[0]["method"]), (&json!("reader"), &json!("process/start")));
 }
 
 #[test]
-fn a_start_that_names_no_directory_begins_in_the_first_root() {
+fn a_start_without_a_directory_begins_in_the_first_root() {
     let server = TestServer::start();
     let root = server.dir().canonicalize().expect("it exists").join("root");
     fs::create_dir(&root).expect("make a directory");
     let token = token_helpers::create(&server, "rooted", &["--root", &root.display().to_string()]);
     let mut client = token_helpers::client(&server, &token);
-    client.ok("process/start", json!({"processId": "p", "argv": ["pwd"]}));
-    let ended = client.collect("p");
     let expected = format!("{}\n", root.display());
-    assert_eq!(String::from_utf8_lossy(&ended.stdout), expected);
+    assert_eq!(client.run_params(json!({"processId": "p", "argv": ["pwd"]})).text(), expected);
     let mut run = std::process::Command::new(testkit::binary());
     run.args(["run", "--connect", &token_helpers::url(&server, &token), "--", "pwd"]);
     let output = run.output().expect("run the program");
-    assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{output:?}");
+    assert_eq!(text(&output.stdout), expected, "{output:?}");
 }
 
 #[test]
@@ -96,10 +88,9 @@ fn processes_start_only_beneath_the_roots() {
     fs::create_dir(server.dir().join("rootless")).expect("make a directory beside");
     std::os::unix::fs::symlink(server.dir(), root.join("out")).expect("make a link out");
     std::os::unix::fs::symlink(root.join("in"), root.join("link")).expect("make a link within");
-    let token = token_helpers::create(&server, "rooted", &["--root", &root.display().to_string()]);
-    let mut client = token_helpers::client(&server, &token);
+    let mut client = token_helpers::new_client(&server, "rooted", &["--root", &root.display().to_string()]);
     let dir = server.dir().display().to_string();
-    for (n, (cwd, expected)) in [
+    for (cwd, expected) in [
         (format!("{dir}/root"), "ok"),
         (format!("{dir}/root/in/side"), "ok"),
         (format!("file://{dir}/root/in"), "ok"),
@@ -114,12 +105,9 @@ fn processes_start_only_beneath_the_roots() {
         (format!("{dir}/root/out"), "forbidden"),
         (format!("{dir}/root/nothing/../.."), "forbidden"),
         ("/no/such".to_owned(), "forbidden"),
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    ] {
         for method in ["process/start", "command/exec"] {
-            let params = with(start_params(&format!("{method}{n}"), &["true"]), json!({"cwd": cwd}));
+            let params = with(start_params(&format!("{method} {cwd}"), &["true"]), json!({"cwd": cwd}));
             assert_eq!(kind(client.call(method, params)), expected, "{method} in {cwd}");
         }
     }
@@ -128,30 +116,24 @@ fn processes_start_only_beneath_the_roots() {
 #[test]
 fn requests_set_only_the_granted_variables() {
     let server = TestServer::start();
-    let token = token_helpers::create(&server, "plain", &["--env", "PATH", "--env", "LC_*"]);
-    let mut client = token_helpers::client(&server, &token);
-    for (n, (name, expected)) in [
+    let mut client = token_helpers::new_client(&server, "plain", &["--env", "PATH", "--env", "LC_*"]);
+    for (name, expected) in [
         ("PATH", "ok"),
         ("LC_ALL", "ok"),
         ("LD_PRELOAD", "forbidden"),
         ("path", "forbidden"),
         ("XLC_ALL", "forbidden"),
         ("LC", "forbidden"),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let mut params = with(start_params(&format!("p{n}"), &["true"]), json!({"env": {name: "/usr/bin:/bin"}}));
-        assert_eq!(kind(client.call("process/start", params.clone())), expected, "{name}");
-        params["processId"] = json!(format!("c{n}"));
-        assert_eq!(kind(client.call("command/exec", params.clone())), expected, "{name}");
-        params["processId"] = json!(format!("s{n}"));
-        params["env"] = json!({});
-        params["envPolicy"] = json!({"inherit": "core", "ignoreDefaultExcludes": false, "exclude": [], "set": {name: "/bin"}, "includeOnly": []});
-        assert_eq!(kind(client.call("process/start", params)), expected, "{name} by policy");
+    ] {
+        let start = |id: &str| start_params(&format!("{id}-{name}"), &["true"]);
+        let set = json!({"env": {name: "/usr/bin:/bin"}});
+        assert_eq!(kind(client.call("process/start", with(start("p"), set.clone()))), expected, "{name}");
+        assert_eq!(kind(client.call("command/exec", with(start("c"), set))), expected, "{name}");
+        let core = json!({"inherit": "core", "ignoreDefaultExcludes": false, "set": {name: "/bin"}});
+        let by_policy = json!({"env": {}, "envPolicy": with(inherit_all(), core)});
+        assert_eq!(kind(client.call("process/start", with(start("s"), by_policy))), expected, "{name} by policy");
     }
-    let mut terminal = start_params("t", &["true"]);
-    (terminal["tty"], terminal["term"]) = (json!(true), json!("xterm"));
+    let terminal = with(start_params("t", &["true"]), json!({"tty": true, "term": "xterm"}));
     assert_eq!(kind(client.call("process/start", terminal)), "forbidden", "TERM is a variable, too");
 }
 
@@ -160,19 +142,17 @@ fn a_principal_sees_and_reaches_nothing_of_another() {
     let server = TestServer::start();
     let (mut owner, session) = server.session();
     owner.ok("process/start", start_params("p", &["sleep", "1000"]));
-    let mut other: Client = token_helpers::client(&server, &token_helpers::create(&server, "other", &[]));
-    assert_eq!(other.ok("process/list", json!({"scope": "all"}))["processes"], json!([]));
+    let mut other = token_helpers::new_client(&server, "other", &[]);
+    assert!(other.list_all().is_empty());
     for method in ["process/read", "process/subscribe", "process/terminate", "process/forget", "process/closeStdin"] {
         let answer = other.call(method, json!({"sessionId": session, "processId": "p"}));
         assert_eq!(kind(answer), "unknownSession", "{method}");
     }
-    for (method, more, value) in [("process/write", "chunk", json!("")), ("process/signal", "signal", json!("SIGKILL"))]
-    {
-        let mut params = json!({"sessionId": session, "processId": "p"});
-        params[more] = value;
+    for (method, more) in [("process/write", json!({"chunk": ""})), ("process/signal", json!({"signal": "SIGKILL"}))] {
+        let params = with(json!({"sessionId": session, "processId": "p"}), more);
         assert_eq!(kind(other.call(method, params)), "unknownSession", "{method}");
     }
-    assert_eq!(owner.ok("process/list", json!({"scope": "all"}))["processes"][0]["exited"], false);
+    assert_eq!(owner.list_all()[0]["exited"], false);
 }
 
 #[test]
@@ -186,10 +166,7 @@ fn a_principal_that_must_be_confined_does_nothing_without_a_sandbox() {
         ("none", Value::Null),
         ("disabled", of_type(json!({"type": "disabled"}))),
         ("external", of_type(json!({"type": "external", "network": "restricted"}))),
-        (
-            "files free",
-            of_type(json!({"type": "managed", "network": "restricted", "file_system": {"type": "unrestricted"}})),
-        ),
+        ("files free", sandbox_helpers::unrestricted()),
         ("online", reading("enabled")),
         ("offline", reading("restricted")),
     ];
@@ -198,10 +175,7 @@ fn a_principal_that_must_be_confined_does_nothing_without_a_sandbox() {
         let mut client = token_helpers::client(&server, &token);
         for (name, sandbox) in &boxes {
             let expected = if allowed.contains(name) { "ok" } else { "forbidden" };
-            let with = |mut params: Value| {
-                params["sandbox"] = sandbox.clone();
-                params
-            };
+            let with = |params: Value| confined(params, sandbox);
             let file = ground.at("outside/file");
             let started = kind(client.call("process/start", with(start_params(name, &["true"]))));
             let read = kind(client.call("fs/readFile", with(json!({"path": file}))));
@@ -220,5 +194,5 @@ fn a_principal_that_must_be_confined_does_nothing_without_a_sandbox() {
         let expected = if floor == "offline" { "forbidden" } else { "ok" };
         assert_eq!(kind(client.call("http/request", request)), expected);
     }
-    assert_eq!(target.asked().len(), 1, "only for who may have a network");
+    assert_eq!(target.asked().len(), 1, "only for the floor that allows a network");
 }

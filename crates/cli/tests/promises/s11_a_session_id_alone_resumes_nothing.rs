@@ -10,7 +10,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::promises::token_helpers;
-use testkit::{Client, TestServer, start_params, wait_for};
+use testkit::{Client, TestServer, start_params, wait_for, with};
 
 fn resume(id: &str) -> Value {
     json!({"clientName": "test", "resumeSessionId": id})
@@ -23,7 +23,7 @@ fn guess(n: usize) -> String {
 
 #[test]
 fn another_principal_with_the_right_id_is_refused() {
-    let server = TestServer::builder().arg("--audit").arg("{dir}/audit.log").arg("--log").arg("trace").start();
+    let server = TestServer::builder().audit().args(["--log", "trace"]).start();
     let [a, b] = ["a", "b"].map(|name| token_helpers::create(&server, name, &[]));
     let mut first = token_helpers::connect(&server, &a);
     let session = first.initialize();
@@ -31,9 +31,7 @@ fn another_principal_with_the_right_id_is_refused() {
     first.leave();
     for mut other in [token_helpers::connect(&server, &b), server.connect()] {
         for takeover in [false, true] {
-            let mut params = resume(&session);
-            params["takeover"] = json!(takeover);
-            let error = other.call("initialize", params).expect_err("not its session");
+            let error = other.fails("initialize", with(resume(&session), json!({"takeover": takeover})));
             assert_eq!(error.kind(), "unknownSession");
             // The error does not reveal whether the session exists.
             assert_eq!(error.message.replace(&session, "ID"), unknown(&mut other).replace(&guess(1), "ID"));
@@ -53,7 +51,7 @@ fn another_principal_with_the_right_id_is_refused() {
 }
 
 fn unknown(client: &mut Client) -> String {
-    client.call("initialize", resume(&guess(1))).expect_err("nobody's session").message
+    client.fails("initialize", resume(&guess(1))).message
 }
 
 #[test]
@@ -77,7 +75,7 @@ fn a_connection_waits_longer_with_each_wrong_try() {
     let mut client = server.connect();
     let begun = Instant::now();
     for n in 0..8 {
-        assert_eq!(client.call("initialize", resume(&guess(n))).expect_err("a guess").kind(), "unknownSession");
+        assert_eq!(client.fails("initialize", resume(&guess(n))).kind(), "unknownSession");
     }
     // Three attempts without delay, then 0.1, 0.2, 0.4, 0.8 and 1.6 s.
     assert!(begun.elapsed() >= Duration::from_secs(3), "{:?}", begun.elapsed());
@@ -86,11 +84,11 @@ fn a_connection_waits_longer_with_each_wrong_try() {
 }
 
 #[test]
-fn ten_thousand_guesses_are_slowed_and_logged_and_disturb_nobody() {
+fn ten_thousand_guesses_are_slowed_and_logged_and_disturb_no_other_client() {
     const CONNECTIONS: usize = 20;
     const GUESSES: usize = 500;
     const WINDOW: Duration = Duration::from_secs(5);
-    let server = TestServer::builder().arg("--audit").arg("{dir}/audit.log").start();
+    let server = TestServer::builder().audit().start();
     let token = token_helpers::create(&server, "guesser", &[]);
     let (mut mine, session) = server.session();
     mine.ok("process/start", start_params("p", &["sleep", "1000"]));
@@ -119,8 +117,7 @@ fn ten_thousand_guesses_are_slowed_and_logged_and_disturb_nobody() {
         }
         // A client with the right id is not delayed, even under the guesser's own principal.
         let asked = Instant::now();
-        let mut again = server.connect();
-        again.initialize_with(json!({"clientName": "test", "resumeSessionId": session, "takeover": true}));
+        server.resume(&session, json!({"takeover": true}));
         slowest = slowest.max(asked.elapsed());
         (guessing.into_iter().map(|guesser| guesser.join().expect("a guesser")).sum::<usize>(), slowest)
     });
@@ -130,8 +127,6 @@ fn ten_thousand_guesses_are_slowed_and_logged_and_disturb_nobody() {
     let refused = |line: &Value| line["event"] == "session.refuse" && line["principal"] == "guesser";
     let logged = token_helpers::lines(&server.dir().join("audit.log")).iter().filter(|line| refused(line)).count();
     assert!(logged >= answered, "{logged} of {answered} are on record");
-    println!(
-        "{answered} of {} guesses answered in {WINDOW:?}; others waited {slowest:?} at most",
-        CONNECTIONS * GUESSES
-    );
+    let guesses = CONNECTIONS * GUESSES;
+    println!("{answered} of {guesses} guesses answered in {WINDOW:?}; others waited {slowest:?} at most");
 }

@@ -15,7 +15,7 @@ use crate::promises::{
     hand_written_websocket::{Raw, Said, header},
     upgrade,
 };
-use testkit::{Client, DEADLINE, TestServer, http, kill, sh, stop, wait_for};
+use testkit::{Client, DEADLINE, TestServer, assert_error, http, kill, sh, stop, wait_for};
 
 const MIB: u64 = 1 << 20;
 
@@ -23,7 +23,7 @@ const MIB: u64 = 1 << 20;
 const SOON: Duration = Duration::from_secs(5);
 
 #[test]
-fn five_hundred_slow_peers_neither_disturb_who_is_in_nor_keep_out_who_comes() {
+fn five_hundred_slow_peers_neither_disturb_clients_nor_keep_new_ones_out() {
     let server = TestServer::start();
     let mut inside = server.client();
     assert_eq!(inside.run("p", &["echo", "hi"]).stdout, b"hi\n");
@@ -53,7 +53,7 @@ fn five_hundred_slow_peers_neither_disturb_who_is_in_nor_keep_out_who_comes() {
 }
 
 #[test]
-fn who_fails_too_often_is_answered_late_and_the_right_token_at_once() {
+fn a_source_that_fails_too_often_is_answered_late_and_the_right_token_at_once() {
     let server = TestServer::start();
     let host = server.address();
     let wrong = upgrade("/?token=wrong", host, "");
@@ -86,7 +86,7 @@ fn a_request_head_is_bounded() {
 }
 
 #[test]
-fn a_request_head_that_does_not_end_is_waited_for_ten_seconds() {
+fn a_request_head_that_does_not_end_is_cut_after_ten_seconds() {
     let server = TestServer::start();
     let mut slow = TcpStream::connect(server.address()).expect("connect");
     slow.set_read_timeout(Some(DEADLINE)).expect("set a deadline");
@@ -136,10 +136,8 @@ fn no_message_brings_the_server_down_or_makes_it_grow() {
         for _ in 0..3 {
             assert!(raw.frame(0x81, bomb.as_bytes()), "{what}");
             let Said::Text(answer) = raw.next() else { panic!("{what}: no answer") };
-            assert!(
-                answer.contains("\"error\"") && answer.contains(refusal) && answer.len() < 2048,
-                "{what}: {answer}"
-            );
+            assert!(answer.contains("\"error\"") && answer.contains(refusal), "{what}: {answer}");
+            assert!(answer.len() < 2048, "{what}: {answer}");
         }
         let now = server.memory();
         assert!(now < before + 96 * MIB, "{what}: from {before} to {now}");
@@ -148,7 +146,7 @@ fn no_message_brings_the_server_down_or_makes_it_grow() {
 }
 
 #[test]
-fn no_frame_does_either() {
+fn no_frame_brings_the_server_down_or_makes_it_grow() {
     let server = TestServer::start();
     let before = server.memory();
     for (what, first, len, code) in [
@@ -168,13 +166,8 @@ fn no_frame_does_either() {
         assert_eq!(raw.next(), Said::Close(code), "{what}");
     }
     // A frame that is announced but never sent: the header alone must not allocate memory.
-    let silent: Vec<Raw> = (0..50)
-        .map(|_| {
-            let mut raw = Raw::open(&server, "");
-            assert!(raw.header(0x82, 96 * MIB));
-            raw
-        })
-        .collect();
+    let mut silent: Vec<Raw> = (0..50).map(|_| Raw::open(&server, "")).collect();
+    assert!(silent.iter_mut().all(|raw| raw.header(0x82, 96 * MIB)));
     assert!(server.memory() < before + 64 * MIB);
     drop(silent);
     // For fragments, the size of the whole message counts.
@@ -254,16 +247,15 @@ fn all_connections_together_hold_no_more_than_the_budget_and_small_requests_pass
 // In an earlier version only writes and starts were counted, so requests with names as long as messages could make the server keep
 // thousands of them.
 #[test]
-fn requests_that_wait_are_counted_whatever_they_ask_for() {
+fn waiting_requests_are_counted_whatever_they_ask_for() {
     let server = TestServer::start();
     let (mut client, _) = server.modern_client();
     client.ok("process/start", sh("p", "exec sleep 1000"));
     let before = server.memory();
     let name = "x".repeat(MIB as usize);
     for i in 0..80 {
-        client.send_text(&format!(
-            r#"{{"id":"{i}-{name}","method":"process/read","params":{{"processId":"p","waitMs":600000}}}}"#
-        ));
+        let params = r#"{"processId":"p","waitMs":600000}"#;
+        client.send_text(&format!(r#"{{"id":"{i}-{name}","method":"process/read","params":{params}}}"#));
     }
     for i in 63..80 {
         let answer = client.next();
@@ -288,12 +280,11 @@ fn requests_that_wait_are_counted_whatever_they_ask_for() {
 }
 
 #[test]
-fn whoever_has_all_slots_taken_may_still_steer_and_is_refused_more() {
+fn a_client_with_all_slots_taken_can_still_steer_and_is_refused_more() {
     let server = TestServer::start();
     let (mut client, _) = server.modern_client();
     client.ok("process/start", sh("own", "exec sleep 1000"));
-    let holders = server.named("exec-holder");
-    let holder = *holders.first().expect("a holder");
+    let holder = server.holder();
     let (mut other, there) = server.modern_client();
     other.ok("process/start", sh("theirs", "trap '' USR1; exec sleep 1000"));
     // A start is in flight until its holder answers, and this holder is stopped.
@@ -302,7 +293,7 @@ fn whoever_has_all_slots_taken_may_still_steer_and_is_refused_more() {
     let taken: Vec<i64> = (0..64 + 1024).map(&mut begin).collect();
     let one_more = begin(64 + 1024);
     let refused = client.answer(one_more).expect_err("no slot and no place to wait");
-    assert_eq!((refused.code, refused.kind()), (-32600, "overloaded"), "{}", refused.message);
+    assert_error(&refused, -32600, "overloaded");
     let begun = Instant::now();
     client.ok("environment/status", json!({}));
     client.ok("environment/info", json!({}));

@@ -8,7 +8,7 @@ use testkit::TestServer;
 const BOMB: &[u8] = b"\xec\xc1\x01\x01\x00\x00\x00\x80\x90\xfe\xaf\xee\x08\x0a";
 
 #[test]
-fn an_offer_is_not_taken_and_a_bomb_is_not_inflated() {
+fn an_offer_of_compression_is_not_accepted_and_a_bomb_is_not_inflated() {
     let server = TestServer::start();
     let before = server.memory();
     for offer in [

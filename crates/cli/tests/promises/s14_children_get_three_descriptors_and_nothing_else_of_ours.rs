@@ -3,7 +3,7 @@
 
 use serde_json::json;
 
-use testkit::{TestServer, sh, with};
+use testkit::{TestServer, sh, start_params, with};
 
 /// A server that was started with open fds, limits and signal dispositions that a child must not inherit.
 fn untidy() -> TestServer {
@@ -25,21 +25,16 @@ fn a_thousand_children_at_once_have_three_descriptors_each() {
             scope.spawn(move || {
                 let (mut client, _) = server.modern_client();
                 let ids: Vec<String> = (0..EACH).map(|at| format!("p{number}-{at}")).collect();
-                let requests: Vec<i64> = ids
-                    .iter()
-                    .enumerate()
-                    .map(|(at, id)| {
-                        let mut params = sh(id, LIST);
-                        (params["tty"], params["pipeStdin"]) = (json!(at % 2 == 0), json!(at % 3 == 0));
-                        client.send_request("process/start", params)
-                    })
-                    .collect();
+                let start = |(at, id): (usize, &String)| {
+                    let more = json!({"tty": at % 2 == 0, "pipeStdin": at % 3 == 0});
+                    client.send_request("process/start", with(sh(id, LIST), more))
+                };
+                let requests: Vec<i64> = ids.iter().enumerate().map(start).collect();
                 for request in requests {
                     client.answer(request).expect("it starts");
                 }
                 for id in ids {
-                    let ended = client.collect(&id);
-                    let listed = String::from_utf8_lossy(&ended.stdout).replace('\r', "");
+                    let listed = client.collect(&id).text().replace('\r', "");
                     assert_eq!(listed, "0\n1\n2\n", "{id}");
                 }
             });
@@ -54,9 +49,8 @@ fn limits_signals_and_mask_are_those_the_server_was_started_with_or_none() {
     assert_eq!(client.script("limit", "ulimit -Sn; umask"), "777\n0027");
     for tty in [false, true] {
         let id = format!("signals-{tty}");
-        let params = with(testkit::start_params(&id, &["cat", "/proc/self/status"]), json!({"tty": tty}));
-        client.ok("process/start", params);
-        let status = String::from_utf8_lossy(&client.collect(&id).stdout).into_owned();
+        let params = with(start_params(&id, &["cat", "/proc/self/status"]), json!({"tty": tty}));
+        let status = client.run_params(params).text();
         for field in ["SigPnd:", "ShdPnd:", "SigBlk:", "SigIgn:", "SigCgt:"] {
             let line = status.lines().find(|line| line.starts_with(field)).expect("the field");
             assert_eq!(line.split_whitespace().nth(1), Some("0000000000000000"), "{line}");

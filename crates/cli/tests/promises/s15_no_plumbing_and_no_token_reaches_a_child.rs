@@ -6,8 +6,8 @@ use std::{collections::BTreeSet, fs};
 
 use serde_json::{Value, json};
 
-use crate::promises::host_helpers::compile;
-use testkit::{Client, TestServer, sh, with};
+use crate::promises::host_helpers::{compile, family};
+use testkit::{Client, TestServer, inherit_all, sh, start_params, text, with};
 
 /// Names that must not be inherited from the server, in several spellings.
 const PLUMBING: [&str; 12] = [
@@ -38,19 +38,17 @@ const TOKENS: [&str; 8] = [
 ];
 
 fn environment_of(client: &mut Client, id: &str, env: Value, policy: Option<Value>) -> BTreeSet<String> {
-    let mut params = with(testkit::start_params(id, &["/usr/bin/env", "-0"]), json!({"env": env}));
+    let mut params = with(start_params(id, &["/usr/bin/env", "-0"]), json!({"env": env}));
     if let Some(policy) = policy {
         params["envPolicy"] = policy;
     }
-    client.ok("process/start", params);
-    let ended = client.collect(id);
+    let ended = client.run_params(params);
     assert_eq!(ended.code(), 0, "{ended:?}");
-    let text = String::from_utf8_lossy(&ended.stdout).into_owned();
-    text.split_terminator('\0').map(str::to_owned).collect()
+    ended.text().split_terminator('\0').map(str::to_owned).collect()
 }
 
 #[test]
-fn the_environment_is_what_was_asked_for_less_what_nobody_may_have() {
+fn the_environment_is_the_requested_one_without_the_names_that_no_child_may_have() {
     let mut builder = TestServer::builder().env("INHERITED", "yes");
     for name in PLUMBING.iter().chain(&TOKENS) {
         // The server reads only the exact name, and its value must be a valid token.
@@ -62,8 +60,7 @@ fn the_environment_is_what_was_asked_for_less_what_nobody_may_have() {
     let (mut client, _) = server.modern_client();
     assert_eq!(environment_of(&mut client, "exact", json!({"ONLY": "1"}), None), BTreeSet::from(["ONLY=1".to_owned()]));
 
-    let all = json!({"inherit": "all", "ignoreDefaultExcludes": true, "exclude": [], "set": {}, "includeOnly": []});
-    let got = environment_of(&mut client, "all", json!({"ONLY": "1"}), Some(all.clone()));
+    let got = environment_of(&mut client, "all", json!({"ONLY": "1"}), Some(inherit_all()));
     assert!(got.contains("INHERITED=yes") && got.contains("ONLY=1"), "{got:?}");
     let names: BTreeSet<&str> = got.iter().filter_map(|line| line.split('=').next()).collect();
     for name in PLUMBING.iter().chain(&TOKENS) {
@@ -73,15 +70,11 @@ fn the_environment_is_what_was_asked_for_less_what_nobody_may_have() {
     let mut env: serde_json::Map<String, Value> =
         TOKENS.iter().map(|name| ((*name).to_owned(), json!("leak"))).collect();
     env.insert("NOTIFY_SOCKET".to_owned(), json!("/run/mine"));
-    let mut set = all;
-    set["set"] = json!(env);
+    let set = with(inherit_all(), json!({"set": env}));
     for (id, env, policy) in [("request", json!(env), None), ("set", json!({}), Some(set))] {
         let got = environment_of(&mut client, id, env, policy);
         assert!(!got.iter().any(|line| line.ends_with("=leak")), "{id}: {got:?}");
-        assert!(
-            got.contains("NOTIFY_SOCKET=/run/mine"),
-            "{id}: what a request sets itself loses token names only: {got:?}"
-        );
+        assert!(got.contains("NOTIFY_SOCKET=/run/mine"), "{id}: a request's own names, except token names: {got:?}");
     }
 }
 
@@ -104,35 +97,25 @@ __attribute__((constructor)) static void sing(void) {
 "#;
 
 #[test]
-fn what_a_request_preloads_is_loaded_by_the_child_and_by_nobody_else() {
+fn a_preloaded_library_of_a_request_is_loaded_by_the_child_alone() {
     let server = TestServer::start();
     let library = compile(server.dir(), "canary.so", CANARY, &["-shared", "-fPIC"]);
     let sung = server.dir().join("sung");
     fs::write(&sung, "").expect("make the file");
     let (mut client, _) = server.modern_client();
+    let preload = json!({"LD_PRELOAD": library, "CANARY_FILE": sung});
     let mut first = sh("first", "echo up; kill -STOP $$");
-    first["env"]["LD_PRELOAD"] = json!(library);
-    first["env"]["CANARY_FILE"] = json!(sung);
-    client.ok("process/start", first.clone());
+    first["env"] = with(first["env"].take(), preload);
+    client.ok("process/start", first);
     client.wait_output("first", "up\n");
     let child = client.pid_of("first");
     let shell = fs::canonicalize("/bin/sh").expect("there is a shell");
     let sang = fs::read_to_string(&sung).expect("read it");
-    assert_eq!(
-        sang,
-        format!("{child} {}\n", shell.display()),
-        "once, in what was asked for: no launcher came before it"
-    );
-    let ours: BTreeSet<u32> =
-        [server.named("exec-holder"), server.named("exec-spawner"), BTreeSet::from([server.pid()])]
-            .into_iter()
-            .flatten()
-            .collect();
-    assert_eq!(ours.len(), 3, "{ours:?}");
-    for pid in ours {
+    assert_eq!(sang, format!("{child} {}\n", shell.display()), "once, in the program: no launcher came before it");
+    for pid in family(&server) {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("read the mappings");
         assert!(!maps.is_empty() && !maps.contains("canary.so"), "{pid} has loaded it");
         let environ = fs::read(format!("/proc/{pid}/environ")).expect("read the environment");
-        assert!(!String::from_utf8_lossy(&environ).contains("LD_PRELOAD=/"), "{pid} has it in its environment");
+        assert!(!text(&environ).contains("LD_PRELOAD=/"), "{pid} has it in its environment");
     }
 }

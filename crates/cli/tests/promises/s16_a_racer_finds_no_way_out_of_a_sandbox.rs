@@ -13,7 +13,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::{Value, json};
 
-use crate::promises::sandbox_helpers::{Ground, USERS, path, sandbox, server_of, special};
+use crate::promises::sandbox_helpers::{Ground, USERS, confined, path, sandbox, server_of, special};
 use testkit::Client;
 
 /// Rounds of requests in each sandbox.
@@ -34,11 +34,8 @@ fn ask(client: &mut Client, ground: &Ground, sandbox: Option<&Value>) -> bool {
         ("fs/copy", json!({"sourcePath": at("inner"), "destinationPath": at("dir/copied"), "recursive": false})),
     ];
     let mut escaped = false;
-    for (method, mut params) in requests {
-        if let Some(sandbox) = sandbox {
-            params["sandbox"] = sandbox.clone();
-        }
-        let Ok(result) = client.call(method, params) else { continue };
+    for (method, params) in requests {
+        let Ok(result) = client.call(method, confined(params, sandbox)) else { continue };
         let data = result["dataBase64"].as_str().map(|data| STANDARD.decode(data).expect("base64"));
         escaped |= data.is_some_and(|data| data == b"outer");
     }
@@ -46,7 +43,7 @@ fn ask(client: &mut Client, ground: &Ground, sandbox: Option<&Value>) -> bool {
 }
 
 #[test]
-fn no_request_leaves_its_sandbox_while_names_are_swapped() {
+fn no_request_leaves_its_sandbox_while_names_are_exchanged() {
     for user in USERS {
         let (server, ground, is_over) = (server_of(user), Ground::new(), AtomicBool::new(false));
         fs::create_dir(ground.at("work/dir")).expect("a directory");

@@ -12,8 +12,8 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::token_helpers;
-use testkit::{Client, TestServer, decode_base64, encode_base64};
+use super::{on, token_helpers};
+use testkit::{Client, TestServer, assert_error, decode_base64, encode_base64};
 
 /// Operations in the race. Set `EXEC_SERVER_RACE=200000` for a longer run.
 const RACE: u64 = 3000;
@@ -27,6 +27,8 @@ struct Fence {
     root: PathBuf,
     outside: PathBuf,
     server: TestServer,
+    /// The token of the client.
+    token: String,
 }
 
 fn fence() -> Fence {
@@ -43,13 +45,12 @@ fn fence() -> Fence {
     let flags = ["--scope", "fs-read", "--scope", "fs-write", "--root", &root.display().to_string()];
     let token = token_helpers::create(&server, "fenced", &flags);
     let client = token_helpers::client(&server, &token);
-    Fence { client, root, outside, server }
+    Fence { client, root, outside, server, token }
 }
 
 #[track_caller]
 fn forbidden(client: &mut Client, method: &str, params: Value) {
-    let error = client.call(method, params.clone()).expect_err("it leads outside");
-    assert_eq!((error.code, error.kind()), (-32600, "forbidden"), "{method} {params}: {}", error.message);
+    assert_error(&client.fails(method, params), -32600, "forbidden");
 }
 
 /// Every method that takes one path, with its other params.
@@ -67,15 +68,9 @@ fn methods() -> Vec<(&'static str, Value)> {
     ]
 }
 
-fn on(path: &Path, more: &Value) -> Value {
-    let mut params = more.clone();
-    params["path"] = json!(path);
-    params
-}
-
 #[test]
-fn what_lies_outside_a_root_is_not_touched_by_any_method() {
-    let Fence { mut client, root, outside, server: _server } = fence();
+fn objects_outside_a_root_are_not_touched_by_any_method() {
+    let Fence { mut client, root, outside, server: _server, .. } = fence();
     for path in [
         outside.join("secret"),
         root.join("../outside/secret"),
@@ -91,8 +86,7 @@ fn what_lies_outside_a_root_is_not_touched_by_any_method() {
         }
     }
     for (from, to) in [(outside.join("secret"), root.join("copy")), (root.join("file"), outside.join("copy"))] {
-        let params = json!({"sourcePath": from, "destinationPath": to, "recursive": true});
-        forbidden(&mut client, "fs/copy", params);
+        forbidden(&mut client, "fs/copy", json!({"sourcePath": from, "destinationPath": to, "recursive": true}));
     }
     for path in [root.join("out"), outside.clone(), PathBuf::from("/")] {
         forbidden(&mut client, "fs/readDirectory", json!({"path": path}));
@@ -104,7 +98,7 @@ fn what_lies_outside_a_root_is_not_touched_by_any_method() {
 }
 
 #[test]
-fn what_lies_beneath_a_root_is_as_everywhere() {
+fn files_beneath_a_root_work_as_everywhere() {
     let Fence { mut client, root, server: _server, .. } = fence();
     let read = client.ok("fs/readFile", json!({"path": root.join("inner/../file")}));
     assert_eq!(decode_base64(read["dataBase64"].as_str().expect("bytes")), b"inside");
@@ -115,10 +109,8 @@ fn what_lies_beneath_a_root_is_as_everywhere() {
     let real = client.ok("fs/canonicalize", json!({"path": path}));
     assert_eq!(real["path"], json!(root.join("inner/new")));
     client.ok("fs/createDirectory", json!({"path": root.join("a/b/c")}));
-    client.ok(
-        "fs/copy",
-        json!({"sourcePath": root.join("inner"), "destinationPath": root.join("a/b/c/d"), "recursive": true}),
-    );
+    let copy = json!({"sourcePath": root.join("inner"), "destinationPath": root.join("a/b/c/d"), "recursive": true});
+    client.ok("fs/copy", copy);
     assert_eq!(fs::read(root.join("a/b/c/d/new")).expect("copied"), b"new");
     // A symlink that leads out is omitted from a listing, which follows links, and a walk does not enter it. The link itself can be
     // removed.
@@ -138,12 +130,7 @@ fn what_lies_beneath_a_root_is_as_everywhere() {
 
 #[test]
 fn a_racer_that_swaps_a_directory_for_a_link_finds_no_gap() {
-    let Fence { root, outside, server, mut client } = fence();
-    let token = token_helpers::create(
-        &server,
-        "racing",
-        &["--scope", "fs-read", "--scope", "fs-write", "--root", &root.display().to_string()],
-    );
+    let Fence { root, outside, server, mut client, token } = fence();
     fs::create_dir(root.join("swap")).expect("make a directory");
     fs::write(root.join("swap/secret"), b"inside").expect("write");
     let (done, operations, reads) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
@@ -193,21 +180,16 @@ fn race(
     (operations, reads): (&AtomicU64, &AtomicU64),
 ) {
     let swap = root.join("swap");
+    let at = |name: &str| swap.join(format!("{name}-{worker}"));
     while !done.load(Ordering::Relaxed) {
         let answers = [
             ("fs/readFile", json!({"path": swap.join("secret")})),
-            (
-                "fs/writeFile",
-                json!({"path": swap.join(format!("new-{worker}")), "dataBase64": encode_base64(b"escaped")}),
-            ),
+            ("fs/writeFile", json!({"path": at("new"), "dataBase64": encode_base64(b"escaped")})),
             ("fs/writeFile", json!({"path": swap.join("secret"), "dataBase64": encode_base64(b"inside")})),
-            ("fs/createDirectory", json!({"path": swap.join(format!("dir-{worker}/deep"))})),
+            ("fs/createDirectory", json!({"path": at("dir").join("deep")})),
             ("fs/readDirectory", json!({"path": swap, "details": true})),
-            (
-                "fs/copy",
-                json!({"sourcePath": root.join("inner"), "destinationPath": swap.join(format!("copy-{worker}")), "recursive": true}),
-            ),
-            ("fs/remove", json!({"path": swap.join(format!("dir-{worker}"))})),
+            ("fs/copy", json!({"sourcePath": root.join("inner"), "destinationPath": at("copy"), "recursive": true})),
+            ("fs/remove", json!({"path": at("dir")})),
             ("fs/open", json!({"handleId": "h", "path": swap.join("secret")})),
             ("fs/readBlock", json!({"handleId": "h", "offset": 0, "len": 100})),
             ("fs/close", json!({"handleId": "h"})),

@@ -3,8 +3,11 @@
 
 use serde_json::{Value, json};
 
-use crate::promises::{host_helpers::compile, sandbox_helpers};
-use testkit::{Client, TestServer, binary, marked, sh, wait_gone, with};
+use crate::promises::{
+    host_helpers::compile,
+    sandbox_helpers::{confined, sandbox, special},
+};
+use testkit::{Client, TestServer, binary, marked, start_params, tty, wait_gone, with};
 
 /// Tries to get at a terminal and prints a line for each attempt. The second ioctl number differs in bits that the kernel ignores.
 const INTRUDER: &str = r#"
@@ -42,17 +45,14 @@ int main(int argc, char **argv) {
 /// Starts a server on a terminal, as an unprivileged user, because root may do everything regardless of sessions.
 fn start_on_terminal(outer: &mut Client, mark: &str, state: &str) -> String {
     let argv = [binary(), "serve", "--state-dir", state, "--kill-on-exit", "--allow-host", mark];
-    let params = with(testkit::start_params("server", &argv), json!({"tty": true}));
-    outer.ok("process/start", params);
+    outer.ok("process/start", with(start_params("server", &argv), json!({"tty": true})));
     let said = outer.wait_output("server", "\n");
     said.lines().find(|line| line.starts_with("ws://")).unwrap_or_else(|| panic!("a URL in {said:?}")).trim().to_owned()
 }
 
 /// Runs the intruder and returns its output.
 fn told(client: &mut Client, params: Value) -> String {
-    let id = params["processId"].as_str().expect("a process id").to_owned();
-    client.ok("process/start", params);
-    String::from_utf8_lossy(&client.collect(&id).stdout).replace('\r', "")
+    client.run_params(params).text().replace('\r', "")
 }
 
 /// The result of one attempt.
@@ -67,14 +67,14 @@ fn in_a_sandbox_a_child_types_into_no_terminal_not_even_its_own() {
     let intruder = compile(server.dir(), "intruder", INTRUDER, &[]);
     server.open_dir();
     let (mut client, _) = server.modern_client();
-    let mut params = with(testkit::start_params("free", &[&intruder, "/dev/tty"]), json!({"tty": true}));
+    let mut params = with(start_params("free", &[&intruder, "/dev/tty"]), json!({"tty": true}));
     let said = told(&mut client, params.clone());
     // Without a sandbox no seccomp filter is active, so the error comes from the terminal itself.
     assert_eq!(line(&said, "other="), "open");
     assert!(["ENOTTY", "EINVAL"].contains(&line(&said, "console=")), "{said}");
     params["processId"] = json!("boxed");
-    params["sandbox"] = sandbox_helpers::sandbox(vec![sandbox_helpers::special("root", "read")], "enabled");
-    let said = told(&mut client, params);
+    let policy = sandbox(vec![special("root", "read")], "enabled");
+    let said = told(&mut client, confined(params, &policy));
     assert_eq!(line(&said, "other="), "open");
     for attempt in ["type=", "high=", "console=", "upper="] {
         assert_eq!(line(&said, attempt), "EPERM", "{attempt} in {said}");
@@ -83,7 +83,7 @@ fn in_a_sandbox_a_child_types_into_no_terminal_not_even_its_own() {
 
 #[test]
 fn a_child_neither_has_nor_reaches_the_terminal_of_its_server() {
-    let outer = TestServer::builder().arg("--run-as").arg("nobody").start();
+    let outer = TestServer::builder().args(["--run-as", "nobody"]).start();
     let intruder = compile(outer.dir(), "intruder", INTRUDER, &[]);
     outer.open_dir();
     let (mut keeper, _) = outer.modern_client();
@@ -98,9 +98,8 @@ fn a_child_neither_has_nor_reaches_the_terminal_of_its_server() {
     client.initialize();
     for tty in [false, true] {
         let id = format!("intruder-{tty}");
-        let params =
-            with(testkit::start_params(&id, &[&intruder, &terminal.display().to_string()]), json!({"tty": tty}));
-        let said = told(&mut client, params);
+        let argv = [&*intruder, &terminal.display().to_string()];
+        let said = told(&mut client, with(start_params(&id, &argv), json!({"tty": tty})));
         let line = |name: &str| line(&said, name);
         assert_eq!(line("leads="), "1", "it leads its session");
         assert_eq!(line("tty="), if tty { "open" } else { "ENXIO" }, "its own terminal or none");
@@ -111,10 +110,7 @@ fn a_child_neither_has_nor_reaches_the_terminal_of_its_server() {
         assert_eq!(line("done"), "");
     }
     // With a terminal, `/dev/tty` is the child's own one.
-    let mut params = sh("own", "tty; echo here > /dev/tty");
-    params["tty"] = json!(true);
-    client.ok("process/start", params);
-    let said = String::from_utf8_lossy(&client.collect("own").stdout).into_owned();
+    let said = client.run_params(tty("own", "tty; echo here > /dev/tty")).text();
     assert!(said.starts_with("/dev/pts/") && said.contains("here"), "{said}");
     assert_ne!(said.lines().next().map(str::trim), terminal.to_str());
     drop(client);

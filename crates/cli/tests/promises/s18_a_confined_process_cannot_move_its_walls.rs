@@ -6,8 +6,10 @@ use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::promises::sandbox_helpers::{Ground, USERS, path, pattern, said_in, sandbox, server_of, special};
-use testkit::{Client, RpcError, sh};
+use crate::promises::sandbox_helpers::{
+    USERS, confined, path, pattern, said_in, sandbox, special, stage, workspace_with,
+};
+use testkit::{Client, kind_or_ok as kind, set_mode, sh};
 
 /// Runs two scripts one after the other in the same sandbox; returns the output of each.
 fn in_turn(client: &mut Client, policy: &Value, scripts: [String; 2]) -> [String; 2] {
@@ -25,50 +27,28 @@ fn client_word() -> u32 {
     COUNTER.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The params of a file method in a sandbox.
-fn confined(mut params: Value, policy: &Value) -> Value {
-    params["sandbox"] = policy.clone();
-    params
-}
-
-fn kind(answer: Result<Value, RpcError>) -> String {
-    let error = answer.expect_err("it is refused");
-    error.data["kind"].as_str().unwrap_or_default().to_owned()
-}
-
 #[test]
-fn names_on_the_way_to_what_is_kept_cannot_be_moved() {
+fn names_on_the_way_to_a_protected_path_cannot_be_moved() {
     for user in USERS {
-        let server = server_of(user);
-        let (mut client, _) = server.modern_client();
-        let ground = Ground::new();
+        let (_server, mut client, ground) = stage(user);
         fs::create_dir_all(ground.at("work/a/b")).expect("make a directory");
         fs::write(ground.at("work/a/b/secret"), "hidden word").expect("write a file");
         ground.open_to_all(&ground.at("work"));
         let work = ground.text("work");
-        let policy = sandbox(
-            vec![special("root", "read"), path(&work, "write"), path(ground.at("work/a/b/secret"), "deny")],
-            "enabled",
-        );
+        let policy = workspace_with(&ground.at("work"), [path(ground.at("work/a/b/secret"), "deny")]);
         let scripts =
             [format!("mv {work}/a {work}/z; mv {work}/a/b {work}/y"), format!("cat {work}/*/secret {work}/*/b/secret")];
         let [_, found] = in_turn(&mut client, &policy, scripts);
         assert!(!found.contains("hidden word"), "{user}: {found}");
         // The rest of the directory can be used as before.
-        let used = said_in(
-            &mut client,
-            "use",
-            &format!("echo x > {work}/a/n && mv {work}/a/n {work}/a/b/m && cat {work}/a/b/m"),
-            Some(&policy),
-        );
+        let script = format!("echo x > {work}/a/n && mv {work}/a/n {work}/a/b/m && cat {work}/a/b/m");
+        let used = said_in(&mut client, "use", &script, Some(&policy));
         assert_eq!(used, "x", "{user}");
         // A repository in a root that is inside another root.
-        let nested =
-            sandbox(vec![special("root", "read"), path(ground.at(""), "write"), path(&work, "write")], "enabled");
+        let nested = workspace_with(&ground.at(""), [path(&work, "write")]);
+        let hooks = format!("{work}2/.git/hooks");
         let scripts = [
-            format!(
-                "mv {work} {work}2 && mkdir -p {work}2/.git/hooks && touch {work}2/.git/hooks/evil; mv {work}2 {work}"
-            ),
+            format!("mv {work} {work}2 && mkdir -p {hooks} && touch {hooks}/evil; mv {work}2 {work}"),
             format!("ls {work}/.git/hooks"),
         ];
         let [_, hooks] = in_turn(&mut client, &nested, scripts);
@@ -78,25 +58,17 @@ fn names_on_the_way_to_what_is_kept_cannot_be_moved() {
 
 #[test]
 fn the_server_s_own_directory_stays_out_of_reach_below_a_writable_one() {
-    let server = server_of("root");
-    let (mut client, _) = server.modern_client();
+    let (server, mut client, _ground) = stage("root");
     let state = server.state_dir().canonicalize().expect("its real path");
     let home = state.parent().expect("it has a parent").to_owned();
     let above = home.parent().expect("it is no root").to_owned();
     let moved = PathBuf::from(format!("{}-moved", home.display()));
-    let policies = [
-        sandbox(vec![special("root", "write")], "restricted"),
-        sandbox(vec![special("root", "read"), path(&above, "write")], "enabled"),
-    ];
+    let policies = [sandbox(vec![special("root", "write")], "restricted"), workspace_with(&above, [])];
     for policy in policies {
+        let name = state.file_name().expect("a name").display();
         let scripts = [
             format!("mv {} {}", home.display(), moved.display()),
-            format!(
-                "cat {0}/{2}/token {1}/{2}/token",
-                home.display(),
-                moved.display(),
-                state.file_name().expect("a name").display()
-            ),
+            format!("cat {}/{name}/token {}/{name}/token", home.display(), moved.display()),
         ];
         let token = fs::read_to_string(state.join("token")).expect("the token");
         let [_, found] = in_turn(&mut client, &policy, scripts);
@@ -108,14 +80,9 @@ fn the_server_s_own_directory_stays_out_of_reach_below_a_writable_one() {
 #[test]
 fn a_link_that_could_be_changed_grants_nothing() {
     for user in USERS {
-        let server = server_of(user);
-        let (mut client, _) = server.modern_client();
-        let ground = Ground::new();
+        let (_server, mut client, ground) = stage(user);
         let (work, outside) = (ground.text("work"), ground.text("outside"));
-        let policy = sandbox(
-            vec![special("root", "read"), path(&work, "write"), path(ground.at("work/sub"), "write")],
-            "enabled",
-        );
+        let policy = workspace_with(work.as_ref(), [path(ground.at("work/sub"), "write")]);
         fs::remove_dir(ground.at("work/sub")).expect("remove a directory");
         symlink(&outside, ground.at("work/sub")).expect("make a link");
         let start = confined(sh("after", &format!("touch {outside}/evil")), &policy);
@@ -129,9 +96,7 @@ fn a_link_that_could_be_changed_grants_nothing() {
 #[test]
 fn file_methods_remove_and_replace_nothing_that_is_kept() {
     for user in USERS {
-        let server = server_of(user);
-        let (mut client, _) = server.modern_client();
-        let ground = Ground::new();
+        let (_server, mut client, ground) = stage(user);
         for name in ["work/kept/ro", "work/kept/secret", "work/kept/free"] {
             fs::create_dir_all(ground.at("work/kept/denied")).expect("make a directory");
             fs::write(ground.at(name), "as it was").expect("write a file");
@@ -152,11 +117,8 @@ fn file_methods_remove_and_replace_nothing_that_is_kept() {
         }
         for name in ["work/kept/ro", "work/kept/secret"] {
             let link = json!({"path": ground.at(name), "target": "/etc/passwd", "replace": true});
-            assert_eq!(
-                kind(client.call("fs/createSymlink", confined(link, &policy))),
-                "sandboxDenied",
-                "{user} {name}"
-            );
+            let answer = client.call("fs/createSymlink", confined(link, &policy));
+            assert_eq!(kind(answer), "sandboxDenied", "{user} {name}");
             assert_eq!(fs::read_to_string(ground.at(name)).expect("it is there"), "as it was", "{user} {name}");
         }
         assert!(ground.at("work/kept/denied").is_dir());
@@ -166,13 +128,10 @@ fn file_methods_remove_and_replace_nothing_that_is_kept() {
 }
 
 #[test]
-fn what_was_removed_from_outside_and_made_again_is_kept_again() {
-    let server = server_of("root");
-    let (mut client, _) = server.modern_client();
-    let ground = Ground::new();
+fn a_protected_file_that_was_removed_from_outside_and_created_again_is_protected_again() {
+    let (_server, mut client, ground) = stage("root");
     let secret = ground.at("work/secret");
-    let policy =
-        sandbox(vec![special("root", "read"), path(ground.at("work"), "write"), path(&secret, "deny")], "enabled");
+    let policy = workspace_with(&ground.at("work"), [path(&secret, "deny")]);
     for round in 0..8 {
         // The inode number of the old file may be reused for the new one.
         fs::remove_file(&secret).ok();
@@ -185,24 +144,14 @@ fn what_was_removed_from_outside_and_made_again_is_kept_again() {
 }
 
 #[test]
-fn what_is_denied_and_not_there_cannot_be_made() {
+fn a_denied_path_that_does_not_exist_cannot_be_created() {
     for user in USERS {
-        let server = server_of(user);
-        let (mut client, _) = server.modern_client();
-        let ground = Ground::new();
+        let (_server, mut client, ground) = stage(user);
         let work = ground.text("work");
         let mut skipped = path(ground.at("work/skipped"), "deny");
         skipped["missing_path_behavior"] = json!("skip");
-        let policy = sandbox(
-            vec![
-                special("root", "read"),
-                path(&work, "write"),
-                path(ground.at("work/.tool/config"), "read"),
-                path(ground.at("work/new.env"), "deny"),
-                skipped,
-            ],
-            "enabled",
-        );
+        let more = [path(ground.at("work/.tool/config"), "read"), path(ground.at("work/new.env"), "deny"), skipped];
+        let policy = workspace_with(work.as_ref(), more);
         let script = format!(
             "cd {work}; mkdir -p .tool && echo x > .tool/config && echo tool; echo x > new.env && echo env; \
              rmdir .tool new.env 2>/dev/null && echo removed; echo x > skipped && echo skipped"
@@ -212,9 +161,9 @@ fn what_is_denied_and_not_there_cannot_be_made() {
             assert_eq!(said, "skipped", "{user}");
             fs::remove_file(ground.at("work/skipped")).expect("it was made");
         }
-        for (method, name) in [("fs/createDirectory", "work/.tool"), ("fs/createDirectory", "work/new.env")] {
+        for name in ["work/.tool", "work/new.env"] {
             let params = confined(json!({"path": ground.at(name), "recursive": false}), &policy);
-            assert_eq!(kind(client.call(method, params)), "sandboxDenied", "{user} {name}");
+            assert_eq!(kind(client.call("fs/createDirectory", params)), "sandboxDenied", "{user} {name}");
         }
         let write = json!({"path": ground.at("work/new.env"), "dataBase64": ""});
         assert_eq!(kind(client.call("fs/writeFile", confined(write, &policy))), "sandboxDenied", "{user}");
@@ -222,19 +171,16 @@ fn what_is_denied_and_not_there_cannot_be_made() {
 }
 
 #[test]
-fn what_is_closed_and_could_be_opened_is_not_passed_over() {
-    let server = server_of("nobody");
-    let (mut client, _) = server.modern_client();
-    let ground = Ground::new();
+fn a_closed_directory_that_could_be_opened_is_not_ignored() {
+    let (_server, mut client, ground) = stage("nobody");
     fs::create_dir_all(ground.at("work/locked")).expect("make a directory");
     fs::write(ground.at("work/locked/x.env"), "hidden word").expect("write a file");
     ground.open_to_all(&ground.at("work"));
-    fs::set_permissions(ground.at("work/locked"), std::os::unix::fs::PermissionsExt::from_mode(0o000))
-        .expect("close it");
+    set_mode(ground.at("work/locked"), 0o000);
     for entry in
         [path(ground.at("work/locked/x.env"), "deny"), pattern(&format!("{}/**/*.env", ground.text("work")), "deny")]
     {
-        let policy = sandbox(vec![special("root", "read"), path(ground.at("work"), "write"), entry], "enabled");
+        let policy = workspace_with(&ground.at("work"), [entry]);
         let start = confined(sh("p", "true"), &policy);
         assert_eq!(kind(client.call("process/start", start)), "notEnforceable");
     }
@@ -242,21 +188,13 @@ fn what_is_closed_and_could_be_opened_is_not_passed_over() {
 
 #[test]
 fn a_pattern_reaches_as_deep_as_there_are_files() {
-    let server = server_of("root");
-    let (mut client, _) = server.modern_client();
-    let ground = Ground::new();
+    let (_server, mut client, ground) = stage("root");
     let deep = ground.at("work/1/2/3/4/5/6/7/8/9/10");
     fs::create_dir_all(&deep).expect("make directories");
     fs::write(deep.join("x.env"), "hidden word").expect("write a file");
     symlink("1/2", ground.at("work/short")).expect("make a link");
-    let policy = sandbox(
-        vec![
-            special("root", "read"),
-            path(ground.at("work"), "write"),
-            pattern(&format!("{}/**/*.env", ground.text("work")), "deny"),
-        ],
-        "enabled",
-    );
+    let hidden = pattern(&format!("{}/**/*.env", ground.text("work")), "deny");
+    let policy = workspace_with(&ground.at("work"), [hidden]);
     let script = format!("mv {0}/1/2/3 {0}/x 2>&1; find {0}/ -name x.env -exec cat {{}} + 2>&1", ground.text("work"));
     let said = said_in(&mut client, "p", &script, Some(&policy));
     assert!(!said.contains("hidden word"), "{said}");

@@ -8,9 +8,11 @@ use serde_json::{Value, json};
 
 use crate::promises::{
     host_helpers::compile,
-    sandbox_helpers::{Ground, USERS, path, pattern, said_in, sandbox, server_of, special, workspace},
+    sandbox_helpers::{
+        Ground, USERS, confined, path, pattern, said_in, sandbox, special, stage, unrestricted, workspace,
+    },
 };
-use testkit::{Client, TestServer, encode_base64, sh, start_params, wait_for, with};
+use testkit::{Client, TestServer, assert_error, encode_base64, piped, sh, start_params, tty, wait_for, with};
 
 /// A script that runs each line and prints its number and whether it worked.
 fn tries(lines: &[String]) -> String {
@@ -30,10 +32,9 @@ fn answers(works: &[bool]) -> String {
 #[test]
 fn a_process_writes_only_where_it_may_and_reaches_neither_network_nor_token() {
     for user in USERS {
-        let server = server_of(user);
-        let (ground, listener) = (Ground::new(), TcpListener::bind("127.0.0.1:0").expect("listen"));
+        let (server, mut client, ground) = stage(user);
+        let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
         let probe = compile(&ground.at(""), "dial", DIAL, &[]);
-        let (mut client, _) = server.modern_client();
         let (work, outside) = (ground.text("work"), ground.text("outside"));
         let port = listener.local_addr().expect("its address").port();
         let (state, pid) = (server.state_dir().display().to_string(), server.pid());
@@ -62,11 +63,7 @@ fn a_process_writes_only_where_it_may_and_reaches_neither_network_nor_token() {
         assert_eq!(fs::read_to_string(ground.at("outside/file")).expect("it is there"), "outer");
         // Once more with the cached view, and on a terminal.
         fs::remove_dir_all(ground.at("work/sub/deep")).expect("tidy up");
-        let mut params = sh("tty", &script);
-        params["tty"] = json!(true);
-        params["sandbox"] = policy;
-        client.ok("process/start", params);
-        let shown = String::from_utf8_lossy(&client.collect("tty").stdout).replace("\r\n", "\n");
+        let shown = client.run_params(confined(tty("tty", &script), &policy)).text().replace("\r\n", "\n");
         assert_eq!(shown.trim_end(), answers(&expected), "{user}");
         fs::remove_dir_all(ground.at("work/sub/deep")).expect("tidy up");
         // Without the sandbox the same user can do all of it.
@@ -91,9 +88,7 @@ int main(int argc, char **argv) {
 #[test]
 fn each_shape_of_policy_is_enforced() {
     for user in USERS {
-        let server = server_of(user);
-        let ground = Ground::new();
-        let (mut client, _) = server.modern_client();
+        let (_server, mut client, ground) = stage(user);
         let (work, outside) = (ground.at("work"), ground.at("outside"));
         let lines = [
             format!("cat {}/inner", work.display()),
@@ -106,57 +101,31 @@ fn each_shape_of_policy_is_enforced() {
         ];
         let script = tries(&lines);
         let minimal = || special("minimal", "read");
+        let everything = || special("root", "read");
+        let sub = || path(work.join("sub"), "write");
+        let offline = |entries: Vec<Value>| sandbox(entries, "restricted");
         let roots = |entries: Vec<Value>, cwd: Value, roots: Value| {
-            let mut sandbox = sandbox(entries, "restricted");
-            sandbox["cwd"] = cwd;
-            sandbox["workspaceRoots"] = roots;
-            sandbox
+            with(offline(entries), json!({"cwd": cwd, "workspaceRoots": roots}))
         };
-        let uri = |path: &std::path::Path| json!(format!("file://{}", path.display()));
+        let uri = json!(format!("file://{}", work.display()));
+        let no_repository = path(work.join(".git"), "deny");
+        let all_but_env = vec![special("root", "write"), pattern("**/*.env", "deny")];
+        let project = || vec![minimal(), special("project_roots", "write")];
+        let directory = vec![minimal(), special("current_working_directory", "read")];
         let cases = [
-            ("read-only", sandbox(vec![minimal(), path(&work, "read")], "restricted"), [1, 1, 0, 0, 0, 1, 1]),
-            ("write", sandbox(vec![minimal(), path(&work, "write")], "restricted"), [1, 1, 1, 0, 1, 1, 1]),
-            (
-                "nested",
-                sandbox(vec![minimal(), path(&work, "read"), path(work.join("sub"), "write")], "enabled"),
-                [1, 1, 0, 0, 1, 1, 1],
-            ),
+            ("read-only", offline(vec![minimal(), path(&work, "read")]), [1, 1, 0, 0, 0, 1, 1]),
+            ("write", offline(vec![minimal(), path(&work, "write")]), [1, 1, 1, 0, 1, 1, 1]),
+            ("nested", sandbox(vec![minimal(), path(&work, "read"), sub()], "enabled"), [1, 1, 0, 0, 1, 1, 1]),
             (
                 "denied inside",
-                sandbox(
-                    vec![special("root", "read"), path(work.join(".git"), "deny"), path(&outside, "none")],
-                    "restricted",
-                ),
+                offline(vec![everything(), no_repository, path(&outside, "none")]),
                 [1, 1, 0, 0, 0, 0, 1],
             ),
-            (
-                "open in denied",
-                sandbox(
-                    vec![special("root", "read"), path(&work, "deny"), path(work.join("sub"), "write")],
-                    "restricted",
-                ),
-                [0, 0, 0, 1, 1, 0, 1],
-            ),
-            (
-                "pattern",
-                roots(vec![special("root", "write"), pattern("**/*.env", "deny")], json!(work), Value::Null),
-                [1, 0, 1, 1, 1, 1, 1],
-            ),
-            (
-                "roots",
-                roots(vec![minimal(), special("project_roots", "write")], uri(&work), json!([uri(&work)])),
-                [1, 1, 1, 0, 1, 1, 1],
-            ),
-            (
-                "older roots",
-                roots(vec![minimal(), special("current_working_directory", "read")], json!(work), Value::Null),
-                [1, 1, 0, 0, 0, 1, 1],
-            ),
-            (
-                "no roots",
-                roots(vec![minimal(), special("project_roots", "write")], uri(&work), json!([])),
-                [0, 0, 0, 0, 0, 0, 1],
-            ),
+            ("open in denied", offline(vec![everything(), path(&work, "deny"), sub()]), [0, 0, 0, 1, 1, 0, 1]),
+            ("pattern", roots(all_but_env, json!(work), Value::Null), [1, 0, 1, 1, 1, 1, 1]),
+            ("roots", roots(project(), uri.clone(), json!([uri])), [1, 1, 1, 0, 1, 1, 1]),
+            ("older roots", roots(directory, json!(work), Value::Null), [1, 1, 0, 0, 0, 1, 1]),
+            ("no roots", roots(project(), uri.clone(), json!([])), [0, 0, 0, 0, 0, 0, 1]),
         ];
         for (name, policy, expected) in cases {
             let expected = answers(&expected.map(|works| works == 1));
@@ -166,13 +135,10 @@ fn each_shape_of_policy_is_enforced() {
 }
 
 #[test]
-fn what_was_applied_is_told_and_what_is_hidden_is_said_to_be() {
-    let server = TestServer::start();
-    let ground = Ground::new();
-    let (mut client, _) = server.modern_client();
+fn the_answer_tells_what_was_applied_and_what_is_hidden_is_reported_as_denied() {
+    let (_server, mut client, ground) = stage("root");
     let mut applied = |id: &str, policy: Value| {
-        let params = with(sh(id, "exit 0"), json!({"sandbox": policy}));
-        let answer = client.ok("process/start", params);
+        let answer = client.ok("process/start", confined(sh(id, "exit 0"), &policy));
         client.collect(id);
         answer["sandbox"].clone()
     };
@@ -180,25 +146,20 @@ fn what_was_applied_is_told_and_what_is_hidden_is_said_to_be() {
     assert_eq!(applied("minimal", minimal.clone()), json!({"fileSystem": "view", "network": "restricted"}));
     let whole = workspace(&ground.at("work"));
     assert_eq!(applied("view", whole), json!({"fileSystem": "view", "network": "restricted"}));
-    let network =
-        json!({"permissions": {"type": "managed", "network": "restricted", "file_system": {"type": "unrestricted"}}});
-    assert_eq!(applied("network", network), json!({"fileSystem": "unrestricted", "network": "restricted"}));
+    let network = json!({"fileSystem": "unrestricted", "network": "restricted"});
+    assert_eq!(applied("network", unrestricted()), network);
     assert_eq!(applied("none", json!({"permissions": {"type": "disabled"}})), Value::Null);
-    let mut params = sh("cwd", "exit 0");
-    params["sandbox"] = sandbox(vec![special("minimal", "read")], "enabled");
-    params["cwd"] = json!(ground.at("work"));
-    let error = client.call("process/start", params).expect_err("it is refused");
-    assert_eq!((error.code, error.kind()), (-32600, "sandboxDenied"), "{error:?}");
-    let params = with(start_params("program", &[&ground.text("work/inner")]), json!({"sandbox": minimal}));
-    let error = client.call("process/start", params).expect_err("it is refused");
-    assert_eq!((error.code, error.kind()), (-32600, "sandboxDenied"), "{error:?}");
+    let bare = sandbox(vec![special("minimal", "read")], "enabled");
+    let in_work = with(sh("cwd", "exit 0"), json!({"cwd": ground.at("work")}));
+    let program = start_params("program", &[&ground.text("work/inner")]);
+    for params in [confined(in_work, &bare), confined(program, &minimal)] {
+        assert_error(&client.fails("process/start", params), -32600, "sandboxDenied");
+    }
 }
 
 #[test]
 fn a_file_method_tells_the_sandbox_that_it_was_confined_by() {
-    let server = TestServer::start();
-    let ground = Ground::new();
-    let (mut client, _) = server.modern_client();
+    let (_server, mut client, ground) = stage("root");
     let (work, inner) = (ground.text("work"), ground.text("work/inner"));
     let options = json!({"maxDepth": 2, "maxDirectories": 10, "maxEntries": 10, "followDirectorySymlinks": false});
     let requests = [
@@ -219,18 +180,15 @@ fn a_file_method_tells_the_sandbox_that_it_was_confined_by() {
         ("fs/create", json!({"path": format!("{work}/draft"), "handleId": "draft"})),
         ("fs/watch", json!({"path": work, "handleId": "watch"})),
     ];
-    let network =
-        json!({"permissions": {"type": "managed", "network": "restricted", "file_system": {"type": "unrestricted"}}});
     let told = |file_system: &str, network: &str| json!({"fileSystem": file_system, "network": network});
     for (sandbox, expected) in [
         (workspace(&ground.at("work")), told("view", "restricted")),
-        (network, told("unrestricted", "restricted")),
+        (unrestricted(), told("unrestricted", "restricted")),
         (json!({"permissions": {"type": "disabled"}}), told("unrestricted", "enabled")),
         (Value::Null, Value::Null),
     ] {
         for (method, params) in &requests {
-            let mut params = params.clone();
-            params["sandbox"] = sandbox.clone();
+            let params = confined(params.clone(), &sandbox);
             let result = client.ok(method, params.clone());
             assert_eq!(result["sandbox"], expected, "{method} in {sandbox}");
             if *method == "fs/open" {
@@ -245,10 +203,8 @@ fn a_file_method_tells_the_sandbox_that_it_was_confined_by() {
 }
 
 #[test]
-fn a_process_that_failed_for_its_sandbox_is_told_apart_from_one_that_just_failed() {
-    let server = TestServer::start();
-    let ground = Ground::new();
-    let (mut client, _) = server.modern_client();
+fn a_process_that_failed_because_of_its_sandbox_is_told_apart_from_one_that_just_failed() {
+    let (_server, mut client, ground) = stage("root");
     let outside = ground.text("outside");
     let refused = format!("echo x > {outside}/new");
     let seen = format!("{refused}; exit 0");
@@ -261,12 +217,8 @@ fn a_process_that_failed_for_its_sandbox_is_told_apart_from_one_that_just_failed
         ("failed", "echo wrong >&2; exit 3", true, false, false),
         ("free", "echo Permission denied >&2; exit 1", false, false, false),
     ] {
-        let mut params = with(sh(id, script), json!({"tty": tty}));
-        if is_confined {
-            params["sandbox"] = policy.clone();
-        }
-        client.ok("process/start", params);
-        let exited = client.collect(id).exited;
+        let params = with(sh(id, script), json!({"tty": tty}));
+        let exited = client.run_params(confined(params, is_confined.then_some(&policy))).exited;
         assert_eq!(exited["sandboxDenied"], is_denied, "{id}: {exited}");
         let read = client.ok("process/read", json!({"processId": id, "waitMs": 10_000}));
         assert_eq!(read["sandboxDenied"], is_denied, "{id}: {read}");
@@ -276,9 +228,7 @@ fn a_process_that_failed_for_its_sandbox_is_told_apart_from_one_that_just_failed
 
 #[test]
 fn a_single_file_that_is_granted_is_written_in_place() {
-    let server = TestServer::start();
-    let ground = Ground::new();
-    let (mut client, _) = server.modern_client();
+    let (_server, mut client, ground) = stage("root");
     let (file, beside) = (ground.text("outside/file"), ground.text("outside/new"));
     let alone = sandbox(vec![path(&file, "write")], "restricted");
     let around = sandbox(vec![special("root", "read"), path(&file, "write")], "restricted");
@@ -288,8 +238,8 @@ fn a_single_file_that_is_granted_is_written_in_place() {
         let written = client.ok("fs/writeFile", write(&file));
         assert_eq!((&written["atomic"], &written["size"]), (&json!(false), &json!(text.len())), "{written}");
         assert_eq!(fs::read_to_string(&file).expect("it is there"), text);
-        let error = client.call("fs/writeFile", write(&beside)).expect_err("its directory is not granted");
-        assert_eq!(error.kind(), "sandboxDenied", "{error:?}");
+        let error = client.fails("fs/writeFile", write(&beside));
+        assert_eq!(error.kind(), "sandboxDenied", "its directory is not granted: {error:?}");
         let shorter = client.ok("fs/writeFile", json!({"path": file, "dataBase64": data("x"), "sandbox": policy}));
         assert_eq!((&shorter["atomic"], &shorter["size"]), (&json!(false), &json!(1)), "{shorter}");
         let listed = fs::read_dir(ground.at("outside")).expect("list it").count();
@@ -303,20 +253,18 @@ fn a_single_file_that_is_granted_is_written_in_place() {
 
 // A running program cannot be written, so it was replaced by rename. That removed the name and with it the mount that protects it.
 #[test]
-fn a_program_that_is_only_to_be_read_is_not_replaced_while_it_runs() {
+fn a_read_only_program_is_not_replaced_while_it_runs() {
     for user in USERS {
-        let server = server_of(user);
-        let ground = Ground::new();
-        let (mut client, _) = server.modern_client();
+        let (_server, mut client, ground) = stage(user);
         let tool = ground.text("work/tool");
         fs::copy("/bin/sleep", &tool).expect("copy a program");
         ground.open_to_all(tool.as_ref());
         client.ok("process/start", start_params("tool", &[&tool, "1000"]));
         let policy = sandbox(vec![path(ground.at("work"), "write"), path(&tool, "read")], "restricted");
         let write = |path: &str| json!({"path": path, "dataBase64": "eA==", "sandbox": policy});
-        client.call("fs/writeFile", write(&tool)).expect_err("it is to be read only");
-        let copy = json!({"sourcePath": ground.text("work/inner"), "destinationPath": tool, "recursive": false, "sandbox": policy});
-        client.call("fs/copy", copy).expect_err("it is to be read only");
+        client.fails("fs/writeFile", write(&tool));
+        let copy = json!({"sourcePath": ground.text("work/inner"), "destinationPath": tool, "recursive": false});
+        client.fails("fs/copy", confined(copy, &policy));
         assert_eq!(fs::read(&tool).expect("read it"), fs::read("/bin/sleep").expect("read it"), "by {user}");
         // Everything beside it can be written, and without the sandbox it can be replaced.
         client.ok("fs/writeFile", write(&ground.text("work/inner")));
@@ -325,11 +273,9 @@ fn a_program_that_is_only_to_be_read_is_not_replaced_while_it_runs() {
 }
 
 #[test]
-fn a_repository_that_is_not_there_cannot_be_made_and_nothing_is_left_of_that() {
+fn a_repository_that_does_not_exist_cannot_be_created_and_nothing_of_that_is_left() {
     for user in USERS {
-        let server = server_of(user);
-        let ground = Ground::new();
-        let (mut client, _) = server.modern_client();
+        let (server, mut client, ground) = stage(user);
         let (outside, git) = (ground.at("outside"), ground.at("outside/.git"));
         let lines = [
             format!("mkdir {}", git.display()),
@@ -364,15 +310,13 @@ fn a_repository_that_is_not_there_cannot_be_made_and_nothing_is_left_of_that() {
             fs::remove_dir(&git).expect("it was made");
         }
         // Another process outside creates a repository in the meantime: it stays, and it is read-only in the sandbox.
-        let mut params = sh("long", "read line; echo x > $GIT/config; echo $?");
+        let mut params = piped("long", "read line; echo x > $GIT/config; echo $?");
         params["env"]["GIT"] = json!(git);
-        params["pipeStdin"] = json!(true);
-        params["sandbox"] = workspace(&outside);
-        client.ok("process/start", params);
+        client.ok("process/start", confined(params, &workspace(&outside)));
         fs::write(git.join("config"), "made").expect("it can be used outside");
         let line = encode_base64(b"go\n");
         client.ok("process/write", json!({"processId": "long", "chunk": line, "writeId": "w"}));
-        assert_ne!(String::from_utf8_lossy(&client.collect("long").stdout).trim_end(), "0", "{user}");
+        assert_ne!(client.collect("long").text().trim_end(), "0", "{user}");
         assert_eq!(fs::read_to_string(git.join("config")).expect("it is there"), "made");
         // A server that exits removes it without waiting.
         assert_eq!(said_in(&mut client, "last", "exit 0", Some(&workspace(&ground.at("work/sub")))), "");
@@ -383,61 +327,50 @@ fn a_repository_that_is_not_there_cannot_be_made_and_nothing_is_left_of_that() {
 }
 
 #[test]
-fn what_stands_for_a_repository_goes_also_when_the_server_was_killed() {
+fn the_placeholder_of_a_repository_is_removed_also_when_the_server_was_killed() {
     let mut server = TestServer::builder().keep_holders().start();
     let ground = Ground::new();
     let (mut client, session) = server.modern_client();
     let [done, running] = ["outside", "work/sub"].map(|dir| (ground.at(dir), ground.at(dir).join(".git")));
     assert_eq!(said_in(&mut client, "done", "exit 0", Some(&workspace(&done.0))), "");
-    let params = with(sh("running", "exec sleep 1000"), json!({"sandbox": workspace(&running.0)}));
-    client.ok("process/start", params);
+    client.ok("process/start", confined(sh("running", "exec sleep 1000"), &workspace(&running.0)));
     assert!(done.1.is_dir() && running.1.is_dir());
     server.kill();
     server.restart();
     // The placeholder is removed during the adoption, not at the next sandboxed start, and not while a process needs it.
-    assert!(!done.1.exists(), "what nobody needs is taken away before the server serves");
+    assert!(!done.1.exists(), "an unused placeholder is removed before the server serves");
     assert!(running.1.is_dir(), "its process runs");
-    let mut client = server.connect();
-    let resume = json!({"clientName": "test", "resumeSessionId": session, "capabilities": {"ack": true}});
-    client.initialize_with(resume);
+    let mut client = server.resume(&session, json!({"capabilities": {"ack": true}}));
     client.ok("process/terminate", json!({"processId": "running"}));
     wait_for("its place is free again", || !running.1.exists());
     client.ok("session/end", json!({}));
 }
 
-fn refused(client: &mut Client, sandbox: Value) -> (i64, String) {
-    let params = with(sh("refused", "exit 0"), json!({"sandbox": sandbox}));
-    let error = client.call("process/start", params).expect_err("it is refused");
-    (error.code, error.kind().to_owned())
+#[track_caller]
+fn refused(client: &mut Client, sandbox: &Value, code: i64, kind: &str) {
+    assert_error(&client.fails("process/start", confined(sh("refused", "exit 0"), sandbox)), code, kind);
 }
 
 #[test]
-fn what_cannot_be_enforced_starts_nothing() {
-    let server = TestServer::start();
-    let ground = Ground::new();
-    let (mut client, _) = server.modern_client();
-    let needs_cwd = |entry: Value| sandbox(vec![entry], "restricted");
-    assert_eq!(refused(&mut client, needs_cwd(pattern("*.env", "deny"))), (-32600, "sandboxNeedsCwd".to_owned()));
-    assert_eq!(
-        refused(&mut client, needs_cwd(special("project_roots", "read"))),
-        (-32600, "sandboxNeedsCwd".to_owned())
-    );
-    let enforceable = (-32602, "notEnforceable".to_owned());
+fn a_policy_that_cannot_be_enforced_starts_nothing() {
+    let (_server, mut client, ground) = stage("root");
+    for entry in [pattern("*.env", "deny"), special("project_roots", "read")] {
+        refused(&mut client, &sandbox(vec![entry], "restricted"), -32600, "sandboxNeedsCwd");
+    }
     let unknown = json!({"path": {"type": "special", "value": {"kind": "unknown", "path": "later"}}, "access": "deny"});
-    assert_eq!(refused(&mut client, sandbox(vec![unknown], "restricted")), enforceable);
+    refused(&mut client, &sandbox(vec![unknown], "restricted"), -32602, "notEnforceable");
     std::os::unix::fs::symlink("/", ground.at("outside/.git")).expect("make a link");
-    assert_eq!(refused(&mut client, workspace(&ground.at("outside"))), enforceable);
+    refused(&mut client, &workspace(&ground.at("outside")), -32602, "notEnforceable");
     let foreign = sandbox(vec![path("file:///C:/x", "read")], "restricted");
-    assert_eq!(refused(&mut client, foreign), (-32602, "invalidUri".to_owned()));
+    refused(&mut client, &foreign, -32602, "invalidUri");
     // Policies with too many entries or patterns are refused, for files as for processes.
     let many = sandbox((0..2001).map(|n| path(format!("/{n}"), "read")).collect(), "restricted");
     let patterns = sandbox((0..65).map(|n| pattern(&format!("/{n}/*"), "deny")).collect(), "restricted");
-    for (policy, told) in [(many, "at most 2000 entries"), (patterns, "at most 64 patterns")] {
-        assert_eq!(refused(&mut client, policy.clone()), (-32602, "invalidParams".to_owned()));
-        let params = json!({"path": ground.at("work"), "sandbox": policy});
-        let error = client.call("fs/getMetadata", params).expect_err("it is too much");
-        assert_eq!((error.code, error.kind()), (-32602, "invalidParams"));
-        assert!(error.message.contains(told), "{}", error.message);
+    for (policy, limit) in [(many, "at most 2000 entries"), (patterns, "at most 64 patterns")] {
+        refused(&mut client, &policy, -32602, "invalidParams");
+        let error = client.fails("fs/getMetadata", json!({"path": ground.at("work"), "sandbox": policy}));
+        assert_error(&error, -32602, "invalidParams");
+        assert!(error.message.contains(limit), "{}", error.message);
     }
 }
 
@@ -473,7 +406,7 @@ fn without_landlock_a_sandbox_is_an_error_and_never_a_silent_none() {
     let ground = Ground::new();
     let (mut client, _) = server.modern_client();
     for policy in [workspace(&ground.at("work")), sandbox(vec![special("minimal", "read")], "restricted")] {
-        assert_eq!(refused(&mut client, policy), (-32602, "notEnforceable".to_owned()));
+        refused(&mut client, &policy, -32602, "notEnforceable");
     }
     assert_eq!(said_in(&mut client, "free", "echo free", None), "free");
 }

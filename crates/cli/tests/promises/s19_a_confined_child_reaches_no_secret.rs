@@ -4,19 +4,18 @@
 
 use std::{
     fs,
-    os::unix::{
-        fs::{PermissionsExt as _, chown},
-        net::UnixDatagram,
-    },
+    os::unix::{fs::chown, net::UnixDatagram},
 };
 
 use serde_json::json;
 
 use crate::promises::{
-    host_helpers::{NOBODY, compile},
-    sandbox_helpers::{Ground, USERS, path, said_in, sandbox, server_of, special, workspace},
+    host_helpers::{NOBODY, compile, family},
+    sandbox_helpers::{
+        USERS, confined, path, said_in, sandbox, special, stage, unrestricted, workspace, workspace_with,
+    },
 };
-use testkit::{TestServer, sh};
+use testkit::{TestServer, set_mode, sh, start_params, with};
 
 /// Each output line is one attempt: its name and the error, or `done`.
 const TRIES: &str = r#"
@@ -113,17 +112,12 @@ const REFUSED: [&str; 18] = [
 ];
 
 #[test]
-fn a_confined_child_sees_neither_token_nor_memory_and_signals_nobody() {
+fn a_confined_child_sees_neither_token_nor_memory_and_signals_no_process_of_ours() {
     for user in USERS {
-        let (server, ground) = (server_of(user), Ground::new());
-        let (mut client, _) = server.modern_client();
+        let (server, mut client, ground) = stage(user);
         client.ok("process/start", sh("other", "exec sleep 1000"));
         let state = server.state_dir().display().to_string();
-        let mut family = vec![server.pid()];
-        family.extend(server.named("exec-spawner"));
-        family.extend(server.named("exec-holder"));
-        assert_eq!(family.len(), 3, "{family:?}");
-        let looks = family.iter().map(|pid| {
+        let looks = family(&server).into_iter().map(|pid| {
             format!(
                 "for f in mem environ fd/0 root/etc/passwd cwd/etc/passwd; do (exec 3</proc/{pid}/$f) 2>/dev/null && echo open {pid} $f; done; kill -0 {pid} 2>/dev/null && echo signalled {pid}\n"
             )
@@ -134,7 +128,7 @@ fn a_confined_child_sees_neither_token_nor_memory_and_signals_nobody() {
             workspace(&ground.at("work")),
             sandbox(vec![special("root", "write"), path(ground.at("outside"), "deny")], "enabled"),
             sandbox(vec![special("minimal", "read"), path(server.dir(), "write")], "restricted"),
-            json!({"permissions": {"type": "managed", "network": "restricted", "file_system": {"type": "unrestricted"}}}),
+            unrestricted(),
         ];
         for (number, policy) in policies.iter().enumerate() {
             let said = said_in(&mut client, &format!("in-{number}"), &script, Some(policy));
@@ -146,16 +140,15 @@ fn a_confined_child_sees_neither_token_nor_memory_and_signals_nobody() {
 }
 
 #[test]
-fn a_confined_child_sees_neither_who_may_come_in_nor_the_record_of_it() {
+fn a_confined_child_sees_neither_the_token_table_nor_the_audit_log() {
     for user in USERS {
-        let builder =
-            TestServer::builder().arg("--tokens").arg("{dir}/tokens.toml").arg("--audit").arg("{dir}/audit.log");
+        let builder = TestServer::builder().args(["--tokens", "{dir}/tokens.toml"]).audit();
         let server = if user == "nobody" { builder.run_by_nobody().start() } else { builder.start() };
         let (tokens, audit) = (server.dir().join("tokens.toml"), server.dir().join("audit.log"));
         fs::write(&tokens, "# nobody else").expect("write a token file");
         let owner = if user == "nobody" { NOBODY } else { 0 };
         chown(&tokens, Some(owner), Some(owner)).expect("hand it over; run this as root");
-        fs::set_permissions(&tokens, fs::Permissions::from_mode(0o600)).expect("close it");
+        set_mode(&tokens, 0o600);
         let (mut client, _) = server.modern_client();
         // Run each redirection in a subshell, because a failing one would end the script.
         let script = format!(
@@ -163,10 +156,8 @@ fn a_confined_child_sees_neither_who_may_come_in_nor_the_record_of_it() {
             tokens = tokens.display(),
             audit = audit.display()
         );
-        let policies = [
-            sandbox(vec![special("root", "read"), path(server.dir(), "write")], "restricted"),
-            json!({"permissions": {"type": "managed", "network": "restricted", "file_system": {"type": "unrestricted"}}}),
-        ];
+        let policies =
+            [sandbox(vec![special("root", "read"), path(server.dir(), "write")], "restricted"), unrestricted()];
         for (number, policy) in policies.iter().enumerate() {
             let said = said_in(&mut client, &format!("in-{number}"), &script, Some(policy));
             assert_eq!(said, "done", "{user}: {policy}");
@@ -182,23 +173,19 @@ fn a_confined_child_sees_neither_who_may_come_in_nor_the_record_of_it() {
 #[test]
 fn a_confined_child_neither_types_nor_traces_nor_mounts_nor_dials_its_server() {
     for user in USERS {
-        let (server, ground) = (server_of(user), Ground::new());
+        let (server, mut client, ground) = stage(user);
         let tries = compile(&ground.at(""), "tries", TRIES, &[]);
-        let (mut client, _) = server.modern_client();
         let socket = server.state_dir().join("dial.sock").display().to_string();
         client.ok("process/start", sh("other", "exec sleep 1000"));
         let other = client.pid_of("other").to_string();
-        let open = sandbox(vec![special("root", "read"), path(ground.at("work"), "write")], "enabled");
+        let open = workspace_with(&ground.at("work"), []);
         // The socket of another program, which accepts messages from everyone.
         let (inbox, bound) = (ground.text("inbox"), UnixDatagram::bind(ground.at("inbox")).expect("bind a socket"));
         ground.open_to_all(&ground.at("inbox"));
         bound.set_nonblocking(true).expect("it need not wait");
         for (id, policy, dial) in [("shut", workspace(&ground.at("work")), "EPERM"), ("open", open, "ENOENT")] {
-            let mut params = testkit::start_params(id, &[&tries, &socket, &other, &inbox]);
-            params["tty"] = json!(true);
-            params["sandbox"] = policy;
-            client.ok("process/start", params);
-            let said = String::from_utf8_lossy(&client.collect(id).stdout).replace("\r\n", "\n");
+            let params = with(start_params(id, &[&tries, &socket, &other, &inbox]), json!({"tty": true}));
+            let said = client.run_params(confined(params, &policy)).text().replace("\r\n", "\n");
             // The mount that covers the directory is empty for root, and not accessible for other users.
             let said = said.replace("dial=EACCES", "dial=ENOENT");
             let refused: String = REFUSED.map(|what| format!("{what}=EPERM\n")).concat();

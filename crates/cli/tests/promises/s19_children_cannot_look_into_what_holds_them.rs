@@ -2,21 +2,12 @@
 //! the trust boundary: it can read the token file. With `--run-as` the child is another user, and cannot read that file or the memory of
 //! server or holder, nor connect to the holder's socket.
 
-use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _};
+use std::{fs, os::unix::fs::MetadataExt as _};
 
 use serde_json::json;
 
-use crate::promises::host_helpers::NOBODY;
-use testkit::{Client, TestServer, sh, with};
-
-/// The pids of server, spawner and holders.
-fn family(server: &TestServer) -> BTreeSet<u32> {
-    let mut all = BTreeSet::from([server.pid()]);
-    all.extend(server.named("exec-spawner"));
-    all.extend(server.named("exec-holder"));
-    assert_eq!(all.len(), 3, "{all:?}");
-    all
-}
+use crate::promises::host_helpers::{NOBODY, family};
+use testkit::{Client, TestServer, inherit_all, set_mode, sh, start_params, text, tty, with};
 
 #[test]
 fn server_spawner_and_holder_belong_to_root_in_proc_whoever_runs_them() {
@@ -46,7 +37,7 @@ fn token_file(server: &TestServer) -> String {
 
 #[test]
 fn a_child_of_another_user_reads_neither_token_nor_memory_and_reaches_no_holder() {
-    let server = TestServer::builder().arg("--run-as").arg("nobody").start();
+    let server = TestServer::builder().args(["--run-as", "nobody"]).start();
     server.open_dir();
     let (mut client, _) = server.modern_client();
     let (token, state) = (token_file(&server), server.state_dir().display().to_string());
@@ -54,10 +45,9 @@ fn a_child_of_another_user_reads_neither_token_nor_memory_and_reaches_no_holder(
     let attempts = format!(
         "cat {token}; ls {state}; ls {state}/sessions; cat {state}/sessions/*/secret; (: > {state}/x); echo done"
     );
-    client.ok("process/start", sh("files", &attempts));
-    let ended = client.collect("files");
-    assert_eq!(String::from_utf8_lossy(&ended.stdout), "done\n");
-    assert!(String::from_utf8_lossy(&ended.stderr).contains("Permission denied"));
+    let ended = client.run_params(sh("files", &attempts));
+    assert_eq!(ended.text(), "done\n");
+    assert!(text(&ended.stderr).contains("Permission denied"));
     for pid in family(&server) {
         let script = format!(
             "for f in mem environ fd/0; do (exec 3</proc/{pid}/$f) 2>/dev/null && echo open $f; done; kill -0 {pid} 2>/dev/null && echo signalled; echo done"
@@ -72,15 +62,13 @@ fn a_child_of_another_user_reads_neither_token_nor_memory_and_reaches_no_holder(
 
 #[test]
 fn a_child_of_another_user_lives_as_that_user() {
-    let server = TestServer::builder().arg("--run-as").arg("nobody").start();
+    let server = TestServer::builder().args(["--run-as", "nobody"]).start();
     server.open_dir();
     let (mut client, _) = server.modern_client();
     // The streams belong to the child's user, so the child may open them again.
     assert_eq!(client.script("pipes", "echo one > /dev/stdout; echo two > /dev/stdout"), "one\ntwo");
-    let mut params =
-        sh("tty", "stat -c %u $(tty); echo again > $(tty); stty size; trap 'exit 9' TERM; echo up; sleep 1000 & wait");
-    params["tty"] = json!(true);
-    client.ok("process/start", params);
+    let script = "stat -c %u $(tty); echo again > $(tty); stty size; trap 'exit 9' TERM; echo up; sleep 1000 & wait";
+    client.ok("process/start", tty("tty", script));
     let said = client.wait_output("tty", "up");
     assert!(said.starts_with(&format!("{NOBODY}\r\nagain\r\n24 80")), "{said}");
     client.ok("process/terminate", json!({"processId": "tty", "graceMs": 10000}));
@@ -93,13 +81,13 @@ fn a_child_of_another_user_lives_as_that_user() {
     // A directory or program that the user may not enter or execute is refused with a specific error.
     let private = server.dir().join("private");
     fs::create_dir(&private).expect("make a directory");
-    fs::set_permissions(&private, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("close it");
+    set_mode(&private, 0o700);
     let params = with(sh("cwd", "pwd"), json!({"cwd": private}));
-    assert_eq!(client.call("process/start", params).expect_err("it may not enter").kind(), "permissionDenied");
+    assert_eq!(client.fails("process/start", params).kind(), "permissionDenied", "it may not enter");
     let script = private.join("script");
     fs::write(&script, "#!/bin/sh\n").expect("write a script");
-    let params = testkit::start_params("program", &[&script.display().to_string()]);
-    assert_eq!(client.call("process/start", params).expect_err("it may not execute").kind(), "permissionDenied");
+    let params = start_params("program", &[&script.display().to_string()]);
+    assert_eq!(client.fails("process/start", params).kind(), "permissionDenied", "it may not execute");
 }
 
 fn environment_is_its_own(client: &mut Client) {
@@ -107,21 +95,17 @@ fn environment_is_its_own(client: &mut Client) {
     let entry = entry.lines().find(|line| line.starts_with("nobody:")).expect("nobody has an entry").to_owned();
     let fields: Vec<&str> = entry.split(':').collect();
     let mut params = sh("env", "echo \"$HOME:$USER:$LOGNAME:$SHELL:${XDG_RUNTIME_DIR-none}\"");
-    params["envPolicy"] =
-        json!({"inherit": "all", "ignoreDefaultExcludes": false, "exclude": [], "set": {}, "includeOnly": []});
-    client.ok("process/start", params);
-    let got = String::from_utf8_lossy(&client.collect("env").stdout).into_owned();
+    params["envPolicy"] = with(inherit_all(), json!({"ignoreDefaultExcludes": false}));
+    let got = client.run_params(params).text();
     assert_eq!(got.trim_end(), format!("{}:nobody:nobody:{}:none", fields[5], fields[6]));
 }
 
 #[test]
 fn only_root_can_give_children_another_user() {
     let dir = tempfile::tempdir().expect("a directory");
-    let builder = TestServer::builder().run_by_nobody().arg("--run-as").arg("root");
-    let refused = builder.refusal(dir.path(), "mark.test");
-    assert_eq!(refused.status.code(), Some(255));
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("--run-as"), "{refused:?}");
+    let (code, said) = TestServer::builder().run_by_nobody().args(["--run-as", "root"]).refusal_text(dir.path());
+    assert!(code == Some(255) && said.contains("--run-as"), "{said}");
     let dir = tempfile::tempdir().expect("a directory");
-    let refused = TestServer::builder().arg("--run-as").arg("no-such-user").refusal(dir.path(), "mark.test");
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("no user `no-such-user`"), "{refused:?}");
+    let (_, said) = TestServer::builder().args(["--run-as", "no-such-user"]).refusal_text(dir.path());
+    assert!(said.contains("no user `no-such-user`"), "{said}");
 }

@@ -11,15 +11,19 @@ use std::{
 use serde_json::json;
 
 use crate::promises::host_helpers::{compile, groups_of, has_group_kill, has_group_pids, within};
-use testkit::{TestServer, kill, marked, sh, start_params, wait_for, wait_gone};
+use testkit::{Client, TestServer, kill, marked, sh, start_params, wait_for, wait_gone};
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Descendants that left their session, lost their parents and ignore all signals that can be ignored; `MARK` is in their arguments.
 const DAEMON: &str = "for i in 1 2 3; do (setsid sh -c 'trap \"\" TERM HUP INT; sleep 1000; sleep 1000' MARK </dev/null >/dev/null 2>&1 &) ; done";
 
-fn daemons(mark: &str) -> String {
-    DAEMON.replace("MARK", mark)
+/// Starts the process `p` with daemons and waits until all of them run.
+fn start_daemons(client: &mut Client, mark: &str) {
+    let daemons = DAEMON.replace("MARK", mark);
+    client.ok("process/start", sh("p", &format!("{daemons}; echo up; sleep 1000")));
+    client.wait_output("p", "up\n");
+    wait_for("all daemons", || marked(mark).len() >= 3);
 }
 
 /// Forks forever. A copy that cannot fork tries again, so the group stays full. Every copy has the mark in its arguments.
@@ -27,16 +31,12 @@ const BOMB: &str =
     "#include <poll.h>\n#include <unistd.h>\nint main(void) { for (;;) if (fork() < 0) poll(0, 0, 10); }\n";
 
 /// The limit on processes in the group of a child. It must be in force before a fork bomb may be started.
-fn limit_in_force(client: &mut testkit::Client) -> u64 {
+fn limit_in_force(client: &mut Client) -> u64 {
     let own = client.script("limit", "cat /proc/self/cgroup");
-    let by_group = own.lines().filter_map(|line| line.split_once("/exec-server-"));
     let mut found = Vec::new();
-    for (left, right) in by_group {
-        let bases: &[&str] = if left.starts_with("0::") {
-            &["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
-        } else {
-            &["/sys/fs/cgroup/pids"]
-        };
+    for (left, right) in own.lines().filter_map(|line| line.split_once("/exec-server-")) {
+        let unified = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+        let bases = if left.starts_with("0::") { &unified[..] } else { &["/sys/fs/cgroup/pids"] };
         let base = left.rsplit(':').next().unwrap_or_default();
         // The group is reused for the next process, with the same limit.
         found.extend(bases.iter().filter_map(|place| {
@@ -48,11 +48,8 @@ fn limit_in_force(client: &mut testkit::Client) -> u64 {
 
 #[test]
 fn fork_bombs_are_contained_and_gone_within_a_second_and_the_server_answers_throughout() {
-    assert!(
-        has_group_pids(),
-        "this host lets us make no control group with a limit of processes; no bomb goes off here"
-    );
-    let server = TestServer::builder().arg("--max-pids").arg("100").start();
+    assert!(has_group_pids(), "this host lets us limit no group of processes; no bomb goes off here");
+    let server = TestServer::builder().args(["--max-pids", "100"]).start();
     let (mut client, _) = server.modern_client();
     assert_eq!(limit_in_force(&mut client), 100);
     let mut other = server.client();
@@ -79,9 +76,9 @@ fn fork_bombs_are_contained_and_gone_within_a_second_and_the_server_answers_thro
 }
 
 #[test]
-fn a_process_that_cannot_fork_says_so_and_its_neighbour_in_the_session_is_unharmed() {
+fn a_process_that_cannot_fork_is_reported_and_its_neighbour_in_the_session_is_unharmed() {
     assert!(has_group_pids(), "this host lets us make no control group with a limit of processes");
-    let server = TestServer::builder().arg("--max-pids").arg("8").start();
+    let server = TestServer::builder().args(["--max-pids", "8"]).start();
     let (mut client, _) = server.modern_client();
     client.ok("process/start", sh("full", "for i in 1 2 3 4 5 6 7 8 9; do sleep 1000 >/dev/null 2>&1 & done; wait"));
     let full = client.collect("full");
@@ -96,9 +93,7 @@ fn daemons_are_gone_within_a_second_of_terminate_with_a_group_and_of_the_end_of_
     let server = TestServer::start();
     let mark = format!("daemon-{}", server.mark());
     let (mut client, _) = server.modern_client();
-    client.ok("process/start", sh("p", &format!("{}; echo up; sleep 1000", daemons(&mark))));
-    client.wait_output("p", "up\n");
-    wait_for("all daemons", || marked(&mark).len() >= 3);
+    start_daemons(&mut client, &mark);
     client.ok("process/terminate", json!({"processId": "p"}));
     within(SECOND, "daemons after terminate", || marked(&mark).is_empty());
 
@@ -106,9 +101,7 @@ fn daemons_are_gone_within_a_second_of_terminate_with_a_group_and_of_the_end_of_
     let server = TestServer::builder().run_by_nobody().start();
     let mark = format!("daemon-{}", server.mark());
     let (mut client, _) = server.modern_client();
-    client.ok("process/start", sh("p", &format!("{}; echo up; sleep 1000", daemons(&mark))));
-    client.wait_output("p", "up\n");
-    wait_for("all daemons", || marked(&mark).len() >= 3);
+    start_daemons(&mut client, &mark);
     assert_eq!(groups_of(&server), Vec::<std::path::PathBuf>::new());
     client.ok("session/end", json!({}));
     within(SECOND, "daemons after the end of the session", || marked(&mark).is_empty());
@@ -120,11 +113,9 @@ fn nothing_of_a_dead_holder_lives_longer_than_a_second_with_and_without_groups()
         let builder = TestServer::builder();
         let server = if is_nobody { builder.run_by_nobody() } else { builder }.start();
         let mark = format!("daemon-{}", server.mark());
-        let (mut client, session) = server.modern_client();
-        client.ok("process/start", sh("p", &format!("{}; echo up; sleep 1000", daemons(&mark))));
+        let (mut client, _session) = server.modern_client();
+        start_daemons(&mut client, &mark);
         client.ok("process/start", sh("q", "exec sleep 1000"));
-        client.wait_output("p", "up\n");
-        wait_for("all daemons", || marked(&mark).len() >= 3);
         let holders = server.named("exec-holder");
         let groups = groups_of(&server);
         assert_eq!(groups.is_empty(), is_nobody || !has_group_kill());
@@ -135,37 +126,33 @@ fn nothing_of_a_dead_holder_lives_longer_than_a_second_with_and_without_groups()
         assert!(begun.elapsed() < SECOND, "told after {:?}", begun.elapsed());
         within(SECOND, "what the holder had", || marked(&mark).is_empty());
         wait_gone("the holder", &holders);
-        let refused = client.call("process/start", sh("r", "exit 0")).expect_err("its holder is gone");
-        assert_eq!(refused.kind(), "holderLost");
+        assert_eq!(client.fails("process/start", sh("r", "exit 0")).kind(), "holderLost");
         within(SECOND, "its groups", || !groups.iter().any(|group| group.exists()));
-        drop(session);
     }
 }
 
 #[test]
-fn the_next_server_ends_what_a_holder_left_that_died_between_two_servers() {
+fn the_next_server_kills_the_descendants_of_a_holder_that_died_between_two_servers() {
     assert!(has_group_kill(), "this host lets us make no control group that can be killed");
     let mut server = TestServer::builder().keep_holders().start();
     let mark = format!("daemon-{}", server.mark());
     let (mut client, session) = server.modern_client();
-    client.ok("process/start", sh("p", &format!("{}; echo up; sleep 1000", daemons(&mark))));
-    client.wait_output("p", "up\n");
-    wait_for("all daemons", || marked(&mark).len() >= 3);
+    start_daemons(&mut client, &mark);
     let (holders, groups) = (server.named("exec-holder"), groups_of(&server));
     server.kill();
     wait_gone("the spawner", &server.named("exec-spawner"));
     holders.iter().copied().for_each(kill);
     wait_gone("the holder", &holders);
-    assert!(!marked(&mark).is_empty(), "nobody was there to end them");
+    assert!(!marked(&mark).is_empty(), "no server was there to end them");
     server.restart();
     within(SECOND, "what the holder had", || marked(&mark).is_empty());
     assert!(!groups.iter().any(|group| group.exists()), "{groups:?}");
-    let gone = server.connect().call("initialize", json!({"clientName": "test", "resumeSessionId": session}));
-    assert_eq!(gone.expect_err("the holder is gone").kind(), "holderLost");
+    let gone = server.connect().fails("initialize", json!({"clientName": "test", "resumeSessionId": session}));
+    assert_eq!(gone.kind(), "holderLost");
 }
 
 #[test]
-fn groups_go_with_their_session_and_are_used_again_within_it() {
+fn groups_are_removed_with_their_session_and_reused_within_it() {
     assert!(has_group_kill(), "this host lets us make no control group that can be killed");
     let server = TestServer::start();
     let (mut client, _) = server.modern_client();
@@ -182,10 +169,10 @@ fn groups_go_with_their_session_and_are_used_again_within_it() {
 }
 
 #[test]
-fn without_a_group_each_process_has_limits_of_its_own_and_the_server_says_so() {
+fn without_a_group_each_process_has_its_own_limits_and_the_server_says_so() {
     // As `nobody` we cannot create control groups.
-    let builder = TestServer::builder().run_by_nobody().arg("--max-pids").arg("3000").arg("--max-memory").arg("64MiB");
-    let server = builder.start();
+    let limits = ["--max-pids", "3000", "--max-memory", "64MiB"];
+    let server = TestServer::builder().run_by_nobody().args(limits).start();
     let (mut client, _) = server.modern_client();
     let limits = client.script("limits", "cat /proc/self/limits");
     let of = |name: &str| {

@@ -4,7 +4,7 @@ use std::{fs, time::Duration};
 
 use serde_json::{Value, json};
 
-use testkit::{Client, TestServer, decode_base64, encode_base64, start_params, wait_for};
+use testkit::{Client, TestServer, decode_base64, encode_base64, modern, start_params, wait_for};
 
 const FLOODS: u64 = 4;
 const MIB: u64 = 1 << 20;
@@ -18,14 +18,7 @@ const DISK: u64 = 8 * MIB;
 const BESIDE: u64 = 9 * MIB;
 
 fn server() -> TestServer {
-    TestServer::builder().arg("--memory-per-process=4MiB").arg("--disk-per-process=8MiB").start()
-}
-
-fn client(server: &TestServer) -> (Client, String) {
-    let mut client = server.connect();
-    let capabilities = json!({"ack": true, "gap": true, "concurrent": true});
-    let answer = client.initialize_with(json!({"clientName": "s21", "capabilities": capabilities}));
-    (client, answer["sessionId"].as_str().expect("an id").to_owned())
+    TestServer::builder().args(["--memory-per-process=4MiB", "--disk-per-process=8MiB"]).start()
 }
 
 /// How often memory shared by server and holder is counted. Only root can read the proportional share of a holder.
@@ -53,9 +46,7 @@ fn memory(server: &TestServer) -> u64 {
 }
 
 fn list(client: &mut Client, session: &str) -> Vec<Value> {
-    let list = client.ok("process/list", json!({"scope": "all"}));
-    let processes = list["processes"].as_array().expect("a list").iter();
-    processes.filter(|process| process["sessionId"] == session).cloned().collect()
+    client.list_all().into_iter().filter(|process| process["sessionId"] == session).collect()
 }
 
 /// Waits until all floods of the session are blocked for this reason; returns how much each has written.
@@ -82,16 +73,14 @@ fn works(client: &mut Client, round: u64) {
 #[test]
 fn memory_is_bounded_and_a_slow_client_blocks_only_its_own_processes() {
     let server = server();
-    let (mut neighbour, _) = client(&server);
-    let mut cat = start_params("cat", &["/bin/cat"]);
-    cat["pipeStdin"] = json!(true);
-    neighbour.ok("process/start", cat);
+    let (mut neighbour, _) = server.modern_client();
+    neighbour.start_cat("cat");
     works(&mut neighbour, 0);
     let before = memory(&server);
     let bound = before + FLOODS * shares() * (MEMORY + BESIDE);
 
     // A client that reads nothing: its processes block, and no others.
-    let (mut slow, session) = client(&server);
+    let (mut slow, session) = server.modern_client();
     for number in 0..FLOODS {
         slow.ok("process/start", start_params(&format!("flood-{number}"), &["/usr/bin/yes"]));
     }
@@ -111,10 +100,7 @@ fn memory_is_bounded_and_a_slow_client_blocks_only_its_own_processes() {
     works(&mut neighbour, 4);
 
     // After it reconnects and reads, the processes continue.
-    let mut back = server.connect();
-    let capabilities = json!({"ack": true, "gap": true, "concurrent": true});
-    let resume = json!({"clientName": "s21", "capabilities": capabilities, "resumeSessionId": session});
-    back.initialize_with(resume);
+    let mut back = server.resume(&session, modern());
     let mut taken = vec![0; FLOODS as usize];
     while taken.iter().zip(&written).any(|(taken, written)| *taken < written + 4 * MIB) {
         let event = back.next_notification_within(Duration::from_secs(20)).expect("the floods go on");

@@ -12,7 +12,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::promises::{token_helpers, upgrade};
-use testkit::{Client, Target, TestServer, encode_base64, http, start_params, wait_for};
+use testkit::{Client, Target, TestServer, encode_base64, http, kind_or_ok, start_params, text, wait_for, with};
 
 fn events(path: &Path) -> Vec<String> {
     token_helpers::lines(path).iter().map(|line| line["event"].as_str().unwrap_or_default().to_owned()).collect()
@@ -24,18 +24,18 @@ fn find(path: &Path, event: &str) -> Value {
 }
 
 #[test]
-fn it_tells_who_did_what_and_no_secrets_and_shows_what_was_removed_changed_or_moved() {
-    let mut server = TestServer::builder().arg("--audit").arg("{dir}/audit.log").start();
+fn it_records_who_did_what_without_secrets_and_shows_what_was_removed_changed_or_moved() {
+    let mut server = TestServer::builder().audit().start();
     let audit = server.dir().join("audit.log");
     let token = token_helpers::create(&server, "ci", &[]);
     let mut client = token_helpers::client(&server, &token);
-    let mut params = start_params("p", &["sh", "-c", "cat; sleep 1000", "argument"]);
-    (params["pipeStdin"], params["env"]["VARIABLE"]) = (json!(true), json!("value-of-a-variable"));
+    let mut params = with(start_params("p", &["sh", "-c", "cat; sleep 1000", "argument"]), json!({"pipeStdin": true}));
+    params["env"]["VARIABLE"] = json!("value-of-a-variable");
     client.ok("process/start", params);
     client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"what went into stdin\n")}));
     client.ok("process/signal", json!({"processId": "p", "signal": "SIGTERM"}));
     client.collect("p");
-    client.call("process/start", start_params("q", &["/no/such"])).expect_err("no such program");
+    client.fails("process/start", start_params("q", &["/no/such"]));
     http(server.address(), &upgrade("/?token=wrong-secret", server.address(), ""));
     client.ok("process/start", start_params("r", &["sleep", "1000"]));
     client.ok("process/terminate", json!({"processId": "r"}));
@@ -43,26 +43,18 @@ fn it_tells_who_did_what_and_no_secrets_and_shows_what_was_removed_changed_or_mo
     client.wait_closed();
     token_helpers::revoke(&server, "ci");
     wait_for("the last events", || {
-        let lines = token_helpers::lines(&audit);
-        lines.iter().any(|line| line["reason"] == "revoked")
-            && lines.iter().any(|line| line["event"] == "connection.close")
+        let is_revoked = token_helpers::lines(&audit).iter().any(|line| line["reason"] == "revoked");
+        is_revoked && token_helpers::has_event(&audit, "connection.close")
     });
     let start = find(&audit, "process.start");
-    assert_eq!(
-        [&start["principal"], &start["method"], &start["cwd"], &start["sandbox"], &start["argv"]],
-        [
-            &json!("ci"),
-            &json!("process/start"),
-            &json!("/"),
-            &json!("none"),
-            &json!(["sh", "-c", "cat; sleep 1000", "argument"])
-        ]
-    );
+    let argv = json!(["sh", "-c", "cat; sleep 1000", "argument"]);
+    assert_eq!((&start["principal"], &start["method"], &start["argv"]), (&json!("ci"), &json!("process/start"), &argv));
+    assert_eq!((&start["cwd"], &start["sandbox"]), (&json!("/"), &json!("none")));
     assert!(start["peer"].as_str().is_some_and(|peer| peer.contains("127.0.0.1:")), "{start}");
     let exit = find(&audit, "process.exit");
     assert_eq!(
-        (&exit["exitCode"], &exit["signal"], &exit["cause"]),
-        (&json!(143), &json!("SIGTERM"), &json!("signal"))
+        [&exit["exitCode"], &exit["signal"], &exit["cause"]],
+        [&json!(143), &json!("SIGTERM"), &json!("signal")]
     );
     assert_eq!(find(&audit, "process.run")["pid"], exit["pid"]);
     assert_eq!(find(&audit, "process.fail")["reason"], "programNotFound");
@@ -75,18 +67,18 @@ fn it_tells_who_did_what_and_no_secrets_and_shows_what_was_removed_changed_or_mo
     }
     server.signal(rustix::process::Signal::TERM);
     server.wait();
-    let text = fs::read_to_string(&audit).expect("read the log");
+    let log = fs::read_to_string(&audit).expect("read the log");
     for secret in ["wrong-secret", "what went into stdin", "value-of-a-variable", server.token(), &token] {
-        assert!(!text.contains(secret) && !text.contains(&encode_base64(secret.as_bytes())), "{secret}");
+        assert!(!log.contains(secret) && !log.contains(&encode_base64(secret.as_bytes())), "{secret}");
     }
     let whole = token_helpers::verify(&audit);
     assert_eq!(whole.status.code(), Some(0), "{whole:?}");
-    let lines: Vec<&str> = text.lines().collect();
+    let lines: Vec<&str> = log.lines().collect();
     let told = |lines: &[&str]| {
         let other = server.dir().join("other.log");
         fs::write(&other, lines.join("\n") + "\n").expect("write another log");
         let said = token_helpers::verify(&other);
-        (said.status.code(), String::from_utf8_lossy(&said.stderr).into_owned())
+        (said.status.code(), text(&said.stderr))
     };
     for n in 1..lines.len() - 1 {
         let rest: Vec<&str> = lines[..n].iter().chain(&lines[n + 1..]).copied().collect();
@@ -107,8 +99,8 @@ fn it_tells_who_did_what_and_no_secrets_and_shows_what_was_removed_changed_or_mo
 }
 
 #[test]
-fn it_goes_on_after_a_crash_and_tells_each_end_once() {
-    let mut server = TestServer::builder().keep_holders().arg("--audit").arg("{dir}/audit.log").start();
+fn it_continues_after_a_crash_and_records_each_end_once() {
+    let mut server = TestServer::builder().keep_holders().audit().start();
     let audit = server.dir().join("audit.log");
     let go = server.dir().join("go");
     let mut client = server.client();
@@ -155,7 +147,7 @@ impl OnSmallDisk {
         let dir = tempfile::tempdir().expect("make a directory");
         let disk = dir.path().join("disk");
         fs::create_dir(&disk).expect("make the place of the disk");
-        let builder = TestServer::builder().arg("--audit").arg("{dir}/disk/audit.log").arg("--audit-mode").arg(mode);
+        let builder = TestServer::builder().args(["--audit", "{dir}/disk/audit.log", "--audit-mode", mode]);
         let server = builder.command(dir.path(), &format!("audit-{}-{mode}.test", std::process::id()));
         let mut command = Command::new("unshare");
         if !rustix::process::geteuid().is_root() {
@@ -197,15 +189,14 @@ impl OnSmallDisk {
 
     /// Starts a process with a long argument, so that the rest of a page is used up quickly.
     fn start_one(&mut self, n: usize) -> String {
-        let answer = self.client.call("process/start", start_params(&format!("p{n}"), &["true", &"x".repeat(2000)]));
-        answer.map_or_else(|error| error.kind().to_owned(), |_| "ok".to_owned())
+        let params = start_params(&format!("p{n}"), &["true", &"x".repeat(2000)]);
+        kind_or_ok(self.client.call("process/start", params))
     }
 
     /// Makes the server send an HTTP request to the target.
     fn request(&mut self, target: &Target) -> String {
         let params = json!({"requestId": "r", "method": "GET", "url": target.url("/")});
-        let answer = self.client.call("http/request", params);
-        answer.map_or_else(|error| error.kind().to_owned(), |_| "ok".to_owned())
+        kind_or_ok(self.client.call("http/request", params))
     }
 
     /// The number of lost records in the metrics.
@@ -229,9 +220,8 @@ impl OnSmallDisk {
 
 impl Drop for OnSmallDisk {
     fn drop(&mut self) {
-        let pid = rustix::process::Pid::from_raw(self.child.id().cast_signed()).expect("a process id is not zero");
         // The server ends its processes, also when the test has failed.
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
+        testkit::signal(self.child.id(), rustix::process::Signal::TERM);
         self.child.wait().ok();
     }
 }
@@ -241,10 +231,7 @@ fn on_a_full_disk_strict_mode_starts_nothing_until_it_can_write_again() {
     let mut server = OnSmallDisk::start("strict");
     let target = Target::saying("hello");
     server.client.ok("process/start", start_params("runs", &["sleep", "1000"]));
-    assert!(
-        token_helpers::lines(&server.audit()).iter().any(|line| line["event"] == "process.start"),
-        "on the disk before it ran"
-    );
+    assert!(token_helpers::has_event(&server.audit(), "process.start"), "on the disk before it ran");
     server.fill();
     let mut n = 0;
     wait_for("a start to be refused", || {
@@ -256,7 +243,7 @@ fn on_a_full_disk_strict_mode_starts_nothing_until_it_can_write_again() {
     wait_for("a request to be refused", || server.request(&target) == "auditUnavailable");
     let asked = target.asked().len();
     assert_eq!(server.request(&target), "auditUnavailable");
-    assert_eq!(target.asked().len(), asked, "nobody was asked anything");
+    assert_eq!(target.asked().len(), asked, "no request was sent");
     // Running processes can still be listed and terminated.
     assert_eq!(server.client.ok("process/list", json!({}))["processes"].as_array().map(Vec::len), Some(n));
     assert_eq!(server.client.ok("process/terminate", json!({"processId": "runs"}))["running"], true);
@@ -265,9 +252,7 @@ fn on_a_full_disk_strict_mode_starts_nothing_until_it_can_write_again() {
     assert_eq!((server.request(&target).as_str(), target.asked().len()), ("ok", asked + 1));
     let of_target = |line: &Value| line["event"] == "http.request" && line["target"] == target.url("");
     assert!(token_helpers::lines(&server.audit()).iter().any(of_target), "on the disk before it was made");
-    wait_for("the losses on record", || {
-        token_helpers::lines(&server.audit()).iter().any(|line| line["event"] == "audit.lost")
-    });
+    wait_for("the losses on record", || token_helpers::has_event(&server.audit(), "audit.lost"));
     let log = server.end();
     let verified = token_helpers::verify(&log);
     fs::remove_dir_all(log.parent().expect("it lies in a directory")).expect("remove the directory");
@@ -275,7 +260,7 @@ fn on_a_full_disk_strict_mode_starts_nothing_until_it_can_write_again() {
 }
 
 #[test]
-fn on_a_full_disk_best_effort_goes_on_and_counts_what_is_lost() {
+fn on_a_full_disk_best_effort_continues_and_counts_the_lost_records() {
     let mut server = OnSmallDisk::start("best-effort");
     assert_eq!(server.lost_by_metrics(), 0);
     server.fill();
@@ -291,10 +276,10 @@ fn on_a_full_disk_best_effort_goes_on_and_counts_what_is_lost() {
     let told =
         |path: &Path| token_helpers::lines(path).iter().filter(|line| line["process"].is_string()).count() as u64;
     wait_for("the log to go on", || told(&server.audit()) + lost(&server.audit()) == 41 * 3);
-    assert_eq!(server.lost_by_metrics(), lost(&server.audit()), "operators hear of each");
+    assert_eq!(server.lost_by_metrics(), lost(&server.audit()), "the metrics count each");
     let log = server.end();
     let (verified, lost) = (token_helpers::verify(&log), lost(&log));
     fs::remove_dir_all(log.parent().expect("it lies in a directory")).expect("remove the directory");
     assert_eq!(verified.status.code(), Some(0), "{verified:?}");
-    assert!(String::from_utf8_lossy(&verified.stderr).contains(&format!("{lost} records were lost")), "{verified:?}");
+    assert!(text(&verified.stderr).contains(&format!("{lost} records were lost")), "{verified:?}");
 }

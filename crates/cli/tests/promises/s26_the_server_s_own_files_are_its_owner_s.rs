@@ -14,13 +14,14 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    sandbox_helpers::{self, path, special},
+    on,
+    sandbox_helpers::{confined, path, said_in, sandbox, special, unrestricted},
     token_helpers,
 };
 use testkit::{
     Authority, Client, TestServer, encode_base64, sh, start_params,
     target::{self, Target},
-    with,
+    text,
 };
 
 /// A server in its own mount namespace, with every kind of file that it can have, and a directory for other names of them.
@@ -43,20 +44,13 @@ impl World {
         let tls = tempfile::tempdir().expect("make a directory");
         let (authority, clients) = (Authority::new(tls.path(), "servers"), Authority::new(tls.path(), "clients"));
         let identity = authority.server("server");
-        let text = |path: &Path| path.display().to_string();
         let server = TestServer::builder()
             .after("exec unshare -m --propagation private \"$0\" \"$@\"")
             .listen("ws://127.0.0.1:0")
-            .listen("wss://127.0.0.1:0")
+            .listen_tls(&identity)
             .listen("unix://{dir}/run/x.sock")
-            .arg("--tls-cert")
-            .arg(&text(&identity.cert))
-            .arg("--tls-key")
-            .arg(&text(&identity.key))
-            .arg("--client-ca")
-            .arg(&text(&clients.ca()))
-            .arg("--audit")
-            .arg("{dir}/log/audit.log")
+            .path_arg("--client-ca", &clients.ca())
+            .args(["--audit", "{dir}/log/audit.log"])
             .after_making("log")
             .start();
         let base = server.dir().canonicalize().expect("the directory is there");
@@ -125,17 +119,14 @@ impl World {
     /// Clients with every combination of file scopes, by name.
     fn clients(&self) -> BTreeMap<&'static str, Client> {
         let base = self.base.display().to_string();
-        let flags: [(&'static str, &[&str]); 4] = [
-            ("all", &[]),
-            ("files", &["--scope", "fs-read", "--scope", "fs-write"]),
-            ("rooted", &["--scope", "fs-read", "--scope", "fs-write", "--root", &base]),
-            ("above", &["--scope", "fs-read", "--scope", "fs-write", "--root", "/"]),
+        let files = ["--scope", "fs-read", "--scope", "fs-write"];
+        let flags: [(&'static str, Vec<&str>); 4] = [
+            ("all", Vec::new()),
+            ("files", files.to_vec()),
+            ("rooted", [&files[..], &["--root", &base]].concat()),
+            ("above", [&files[..], &["--root", "/"]].concat()),
         ];
-        let client = |(name, flags): (&'static str, &[&str])| {
-            let token = token_helpers::create(&self.server, name, flags);
-            (name, token_helpers::client(&self.server, &token))
-        };
-        flags.map(client).into_iter().collect()
+        flags.map(|(name, flags)| (name, token_helpers::new_client(&self.server, name, &flags))).into_iter().collect()
     }
 
     /// Contents that must not change: all files except the audit log, which grows.
@@ -173,12 +164,6 @@ fn naming() -> Vec<(&'static str, Value)> {
     ]
 }
 
-fn on(path: &Path, more: &Value) -> Value {
-    let mut params = more.clone();
-    params["path"] = json!(path);
-    params
-}
-
 #[track_caller]
 fn forbidden(client: &mut Client, (who, what): (&str, &str), method: &str, params: &Value) {
     match client.call(method, params.clone()) {
@@ -195,8 +180,9 @@ fn no_method_reaches_a_file_of_the_server_by_any_path() {
     // The owner can read its own file, which shows that the paths are right.
     world.owner.ok("fs/readFile", json!({"path": world.state.join("token")}));
     let aliases = world.aliases();
-    for what in ["bind mount", "bind mount of a part", "bind mount of a session", "hard link", "bind mount of the file"]
-    {
+    let kinds =
+        ["bind mount", "bind mount of a part", "bind mount of a session", "hard link", "bind mount of the file"];
+    for what in kinds {
         assert!(aliases.iter().any(|(alias, _)| *alias == what), "there is no {what}");
     }
     for (who, client) in &mut clients {
@@ -223,7 +209,7 @@ fn no_method_reaches_a_file_of_the_server_by_any_path() {
 }
 
 #[test]
-fn no_method_looks_into_or_makes_anything_in_a_directory_of_the_server() {
+fn no_method_reads_or_creates_anything_in_a_directory_of_the_server() {
     let mut world = World::new();
     let mut clients = world.clients();
     let before = world.contents();
@@ -231,10 +217,8 @@ fn no_method_looks_into_or_makes_anything_in_a_directory_of_the_server() {
     let link = world.names.join("link");
     symlink(&world.state, &link).expect("link");
     let options = json!({"maxDepth": 9, "maxDirectories": 99, "maxEntries": 9999, "followDirectorySymlinks": true});
-    let dirs = [world.state.clone(), world.state.join("sessions"), world.session.clone(), link]
-        .into_iter()
-        .chain(["whole", "sessions", "session"].map(|name| world.names.join(name)));
-    let dirs: Vec<PathBuf> = dirs.collect();
+    let mut dirs = vec![world.state.clone(), world.state.join("sessions"), world.session.clone(), link];
+    dirs.extend(["whole", "sessions", "session"].map(|name| world.names.join(name)));
     for (who, client) in &mut clients {
         for dir in &dirs {
             let what = dir.display().to_string();
@@ -270,18 +254,15 @@ fn no_method_looks_into_or_makes_anything_in_a_directory_of_the_server() {
         }
         // From a parent directory: the server's files are skipped, and a tree that contains them cannot be removed.
         let token = fs::read_to_string(world.state.join("token")).expect("the token");
-        let found = client.ok(
-            "fs/search",
-            json!({"path": world.base, "pattern": token.trim(), "literal": true, "ignoreRules": false}),
-        );
+        let search = json!({"path": world.base, "pattern": token.trim(), "literal": true, "ignoreRules": false});
+        let found = client.ok("fs/search", search);
         assert_eq!(found["matches"], json!([]), "{who}: {found}");
         let walked = client.ok("fs/walk", json!({"path": world.base, "options": options}));
         assert!(!walked["entries"].to_string().contains("tokens.toml"), "{who}: {walked}");
         let globbed = client.ok("fs/glob", json!({"path": world.base, "pattern": "**", "hidden": true}));
         assert!(!globbed["entries"].to_string().contains("tokens.toml"), "{who}: {globbed}");
         let stolen = world.tls.path().join(format!("stolen-{who}"));
-        let copy = json!({"sourcePath": world.base, "destinationPath": stolen, "recursive": true});
-        client.call("fs/copy", copy).expect_err("it has the server's files in it");
+        client.fails("fs/copy", json!({"sourcePath": world.base, "destinationPath": stolen, "recursive": true}));
         forbidden(client, (who, "above"), "fs/remove", &json!({"path": world.base, "recursive": true}));
         forbidden(client, (who, "above"), "fs/remove", &json!({"path": world.base.join("log"), "recursive": true}));
         assert!(world.names.exists(), "nothing beside it was removed");
@@ -294,18 +275,16 @@ fn no_method_looks_into_or_makes_anything_in_a_directory_of_the_server() {
         client.ok("fs/close", json!({"handleId": "around"}));
     }
     assert_eq!(world.contents(), before);
-    let token = json!({"path": world.state.join("token")});
-    world.owner.ok("fs/readFile", token);
+    world.owner.ok("fs/readFile", json!({"path": world.state.join("token")}));
 }
 
 #[test]
-fn a_name_that_means_a_file_of_the_server_cannot_be_taken_or_led_elsewhere() {
+fn a_name_of_a_file_of_the_server_can_be_neither_taken_nor_redirected() {
     let server = TestServer::builder()
         .after("mkdir -p $TMPDIR/conf/real; ln -s real $TMPDIR/conf/link")
         .listen("ws://127.0.0.1:0")
         .listen("unix://{dir}/run/x.sock")
-        .arg("--tokens")
-        .arg("{dir}/conf/link/table.toml")
+        .args(["--tokens", "{dir}/conf/link/table.toml"])
         .start();
     let base = server.dir().canonicalize().expect("the directory is there");
     let (conf, table, socket) = (base.join("conf"), base.join("conf/real/table.toml"), base.join("run/x.sock"));
@@ -314,7 +293,7 @@ fn a_name_that_means_a_file_of_the_server_cannot_be_taken_or_led_elsewhere() {
         command.args(["token", "create", "files", "--scope", "fs-read", "--scope", "fs-write", "--tokens"]).arg(&table);
         let made = command.output().expect("run exec-server token");
         assert!(made.status.success(), "{made:?}");
-        String::from_utf8(made.stdout).expect("a token is text").trim_end().to_owned()
+        text(&made.stdout).trim_end().to_owned()
     };
     let before = fs::read(&table).expect("the table is there");
     let mut client = token_helpers::client(&server, &token);
@@ -355,31 +334,21 @@ fn no_sandbox_shows_a_file_of_the_server_by_any_path() {
     world.bind(&world.session, &part);
     world.bind(&world.state.join("token"), &bound);
     let policies = [
-        sandbox_helpers::sandbox(vec![special("root", "read")], "restricted"),
-        sandbox_helpers::sandbox(vec![special("root", "write")], "restricted"),
-        sandbox_helpers::sandbox(vec![special("root", "read"), path(&world.names, "write")], "restricted"),
-        sandbox_helpers::sandbox(
-            vec![special("minimal", "read"), path(&world.names, "write"), path(&whole, "read")],
-            "restricted",
-        ),
-        json!({"permissions": {"type": "managed", "network": "restricted", "file_system": {"type": "unrestricted"}}}),
+        sandbox(vec![special("root", "read")], "restricted"),
+        sandbox(vec![special("root", "write")], "restricted"),
+        sandbox(vec![special("root", "read"), path(&world.names, "write")], "restricted"),
+        sandbox(vec![special("minimal", "read"), path(&world.names, "write"), path(&whole, "read")], "restricted"),
+        unrestricted(),
     ];
     let mut client = world.server.client();
-    let other = token_helpers::create(&world.server, "other", &[]);
-    let mut other = token_helpers::client(&world.server, &other);
+    let mut other = token_helpers::new_client(&world.server, "other", &[]);
     let files = [world.state.join("token"), whole.join("token"), part.join("secret"), bound.clone()];
-    let script = format!(
-        "cat {} {} {} {} 2>/dev/null; (echo x > {}/new) 2>/dev/null; echo done",
-        files[0].display(),
-        files[1].display(),
-        files[2].display(),
-        files[3].display(),
-        whole.display()
-    );
+    let names = files.each_ref().map(|file| file.display().to_string()).join(" ");
+    let script = format!("cat {names} 2>/dev/null; (echo x > {}/new) 2>/dev/null; echo done", whole.display());
     for (number, policy) in policies.iter().enumerate() {
         for (who, client) in [("owner", &mut client), ("other", &mut other)] {
             let id = format!("{who}-{number}");
-            assert_eq!(sandbox_helpers::said_in(client, &id, &script, Some(policy)), "done", "{who}: {policy}");
+            assert_eq!(said_in(client, &id, &script, Some(policy)), "done", "{who}: {policy}");
             for file in &files {
                 let params = json!({"path": file, "sandbox": policy});
                 client.call("fs/readFile", params).expect_err(&format!("{who} {file:?}: {policy}"));
@@ -390,34 +359,29 @@ fn no_sandbox_shows_a_file_of_the_server_by_any_path() {
     // A hard link could be anywhere, so no process can be sandboxed any longer. File methods still refuse the link.
     let hard = world.names.join("hard");
     fs::hard_link(world.state.join("token"), &hard).expect("link");
-    let params =
-        with(start_params("hard", &["cat", &hard.display().to_string()]), json!({"sandbox": policies[0].clone()}));
-    let error = client.call("process/start", params.clone()).expect_err("it cannot be hidden");
+    let params = confined(start_params("hard", &["cat", &hard.display().to_string()]), &policies[0]);
+    let error = client.fails("process/start", params.clone());
     assert_eq!(error.kind(), "notEnforceable");
     assert!(error.message.contains("hard link"), "{}", error.message);
-    client.call("fs/readFile", json!({"path": hard, "sandbox": policies[0]})).expect_err("it is the token");
+    client.fails("fs/readFile", json!({"path": hard, "sandbox": policies[0]}));
     fs::remove_file(&hard).expect("remove it");
-    client.ok("process/start", params);
-    client.collect("hard");
+    client.run_params(params);
     // Without a sandbox a process of the server's own user is inside the trust boundary.
     assert_eq!(client.script("free", &format!("cat {}", whole.join("token").display())), world.server.token());
 }
 
 #[test]
-fn only_the_owner_asks_the_server_itself_over_http() {
+fn only_the_owner_may_request_the_server_itself_over_http() {
     let server = TestServer::builder().env("NO_PROXY", "*").start();
     let port = server.address().rsplit(':').next().expect("a port").to_owned();
     let here = format!("http://127.0.0.1:{port}/healthz");
     let leads = here.clone();
-    let redirecting = Target::start(move |_, stream| {
-        target::respond(stream, "302 Found", &[("location", &leads)], b"");
-    });
-    let token = token_helpers::create(&server, "web", &["--scope", "http", "--scope", "exec"]);
-    let mut other = token_helpers::client(&server, &token);
-    let mut urls: Vec<String> =
-        ["127.0.0.1", "localhost", "127.1", "2130706433", "0.0.0.0", "127.0.0.2", "[::1]", "[::ffff:127.0.0.1]"]
-            .map(|host| format!("http://{host}:{port}/healthz"))
-            .to_vec();
+    let redirecting =
+        Target::start(move |_, stream| target::respond(stream, "302 Found", &[("location", &leads)], b""));
+    let mut other = token_helpers::new_client(&server, "web", &["--scope", "http", "--scope", "exec"]);
+    let hosts =
+        ["127.0.0.1", "localhost", "127.1", "2130706433", "0.0.0.0", "127.0.0.2", "[::1]", "[::ffff:127.0.0.1]"];
+    let mut urls = hosts.map(|host| format!("http://{host}:{port}/healthz")).to_vec();
     urls.push(redirecting.url("/"));
     for (number, url) in urls.iter().enumerate() {
         let params = json!({"requestId": format!("r{number}"), "method": "GET", "url": url});

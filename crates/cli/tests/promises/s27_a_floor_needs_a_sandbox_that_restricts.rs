@@ -7,36 +7,26 @@ use std::os::unix::fs::symlink;
 use serde_json::{Value, json};
 
 use super::{
-    sandbox_helpers::{self, Ground, path, special},
+    sandbox_helpers::{self, Ground, confined, path, sandbox, special, unrestricted},
     token_helpers,
 };
-use testkit::{Client, TestServer, encode_base64, start_params, with};
-
-fn kind(answer: Result<Value, testkit::RpcError>) -> String {
-    answer.map_or_else(|error| error.kind().to_owned(), |_| "ok".to_owned())
-}
+use testkit::{Client, TestServer, encode_base64, kind_or_ok as kind, start_params, text, with};
 
 /// Policies that restrict nothing, each with a name.
 fn open_policies(ground: &Ground) -> Vec<(&'static str, Value)> {
     let of_type = |permissions: Value| json!({"permissions": permissions});
-    let open = |entries: Vec<Value>| sandbox_helpers::sandbox(entries, "restricted");
+    let open = |entries: Vec<Value>| sandbox(entries, "restricted");
+    let roots = json!({"workspaceRoots": ["/"]});
     vec![
         ("none", Value::Null),
         ("disabled", of_type(json!({"type": "disabled"}))),
         ("external", of_type(json!({"type": "external", "network": "restricted"}))),
-        (
-            "unrestricted",
-            of_type(json!({"type": "managed", "network": "restricted", "file_system": {"type": "unrestricted"}})),
-        ),
+        ("unrestricted", unrestricted()),
         ("root", open(vec![special("root", "write")])),
         ("root twice", open(vec![special("root", "read"), special("root", "write")])),
         ("its path", open(vec![path("/", "write")])),
         ("its path with dots", open(vec![path("/tmp/..", "write")])),
-        ("a project root", {
-            let mut sandbox = open(vec![special("project_roots", "write")]);
-            sandbox["workspaceRoots"] = json!(["/"]);
-            sandbox
-        }),
+        ("a project root", with(open(vec![special("project_roots", "write")]), roots)),
         ("less a missing path", open(vec![special("root", "write"), path(ground.at("outside/no/such"), "deny")])),
         ("less one file", open(vec![special("root", "write"), path(ground.at("outside/file"), "deny")])),
         ("less one directory", open(vec![special("root", "write"), path(ground.at("outside"), "read")])),
@@ -46,10 +36,6 @@ fn open_policies(ground: &Ground) -> Vec<(&'static str, Value)> {
 
 /// Calls each method with this sandbox and returns the results.
 fn tries(client: &mut Client, ground: &Ground, (id, sandbox): (&str, &Value)) -> Vec<(&'static str, String)> {
-    let with = |mut params: Value| {
-        params["sandbox"] = sandbox.clone();
-        params
-    };
     let (file, dir) = (ground.at("work/inner"), ground.at("work"));
     let calls = [
         ("process/start", start_params(id, &["true"])),
@@ -63,7 +49,7 @@ fn tries(client: &mut Client, ground: &Ground, (id, sandbox): (&str, &Value)) ->
         ("fs/writeFile", json!({"path": ground.at("work/new"), "dataBase64": "eA=="})),
         ("fs/createDirectory", json!({"path": ground.at("work/dir")})),
     ];
-    let answers = calls.map(|(method, params)| (method, kind(client.call(method, with(params)))));
+    let answers = calls.map(|(method, params)| (method, kind(client.call(method, confined(params, sandbox)))));
     for handle in [id.to_owned(), format!("w-{id}")] {
         client.ok("fs/close", json!({"handleId": handle}));
     }
@@ -76,8 +62,7 @@ fn a_policy_that_restricts_nothing_is_below_every_floor() {
     let closed = sandbox_helpers::workspace(&ground.at("work"));
     let policies = open_policies(&ground);
     for floor in ["required", "offline"] {
-        let token = token_helpers::create(&server, floor, &["--sandbox", floor]);
-        let mut client = token_helpers::client(&server, &token);
+        let mut client = token_helpers::new_client(&server, floor, &["--sandbox", floor]);
         for (name, policy) in &policies {
             // `null` means no sandbox.
             for (method, answer) in tries(&mut client, &ground, (name, policy)) {
@@ -89,7 +74,7 @@ fn a_policy_that_restricts_nothing_is_below_every_floor() {
         }
     }
     // Without a floor the principal may choose these policies.
-    let mut client = token_helpers::client(&server, &token_helpers::create(&server, "free", &[]));
+    let mut client = token_helpers::new_client(&server, "free", &[]);
     for (name, policy) in &policies {
         assert_eq!(tries(&mut client, &ground, (name, policy))[1].1, "ok", "{name}");
     }
@@ -110,42 +95,34 @@ fn no_policy_leads_to_the_token() {
         ("the token", vec![path(&token, "read"), path(&table, "write")]),
         ("around it", vec![path(server.dir(), "write")]),
     ];
-    policies.extend(entries.map(|(name, entries)| (name, sandbox_helpers::sandbox(entries, "restricted"))));
+    policies.extend(entries.map(|(name, entries)| (name, sandbox(entries, "restricted"))));
     for (floor, flags) in [("required", ["--sandbox", "required"].as_slice()), ("none", &[])] {
-        let made = token_helpers::create(&server, &format!("f-{floor}"), flags);
-        let mut client = token_helpers::client(&server, &made);
+        let mut client = token_helpers::new_client(&server, &format!("f-{floor}"), flags);
         let before = std::fs::read_to_string(&table).expect("the table is there");
         for (name, policy) in &policies {
-            let with = |mut params: Value| {
-                params["sandbox"] = policy.clone();
-                params
-            };
             let entry = encode_base64(b"[[tokens]]\nname = \"me\"\n");
+            let stolen = ground.at("work/stolen");
             for (method, params) in [
                 ("fs/readFile", json!({"path": token})),
                 ("fs/open", json!({"handleId": "h", "path": token})),
                 ("fs/writeFile", json!({"path": table, "dataBase64": entry})),
                 ("fs/writeFile", json!({"path": table, "dataBase64": entry, "append": true})),
                 ("fs/remove", json!({"path": table, "force": false})),
-                (
-                    "fs/copy",
-                    json!({"sourcePath": token, "destinationPath": ground.at("work/stolen"), "recursive": false}),
-                ),
+                ("fs/copy", json!({"sourcePath": token, "destinationPath": stolen, "recursive": false})),
             ] {
-                client.call(method, with(params)).expect_err(&format!("{floor}, {name}: {method}"));
+                let answer = client.call(method, confined(params, policy));
+                answer.expect_err(&format!("{floor}, {name}: {method}"));
             }
         }
         assert_eq!(std::fs::read_to_string(&table).expect("the table is there"), before, "{floor}");
         assert!(!ground.at("work/stolen").exists(), "{floor}");
         // A process without a sandbox is inside the trust boundary; a process in any sandbox is not.
         for (name, policy) in policies.iter().filter(|(_, policy)| policy["permissions"]["type"] == "managed") {
-            let params = with(
-                start_params(&format!("cat {name}"), &["cat", &token.display().to_string()]),
-                json!({"sandbox": policy.clone()}),
-            );
+            let id = format!("cat {name}");
+            let params = confined(start_params(&id, &["cat", &token.display().to_string()]), policy);
             if client.call("process/start", params).is_ok() {
-                let said = client.collect(&format!("cat {name}")).stdout;
-                assert!(said.is_empty(), "{floor}, {name}: {}", String::from_utf8_lossy(&said));
+                let said = client.collect(&id).stdout;
+                assert!(said.is_empty(), "{floor}, {name}: {}", text(&said));
             }
         }
     }

@@ -3,17 +3,18 @@
 
 use std::{
     fs,
-    os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown},
-    path::{Path, PathBuf},
+    os::unix::fs::{MetadataExt as _, chown},
+    path::PathBuf,
 };
 
 use serde_json::{Value, json};
 
 use super::{
     host_helpers::NOBODY,
-    sandbox_helpers::{self, path, special},
+    on as file_params,
+    sandbox_helpers::{confined, path, sandbox, special},
 };
-use testkit::{Client, TestServer, decode_base64};
+use testkit::{Client, TestServer, decode_base64, mode_of, set_mode, with};
 
 /// A directory of `nobody`, and a file and directories that only root can access.
 struct Places {
@@ -24,20 +25,16 @@ struct Places {
 }
 
 fn places() -> Places {
-    assert!(
-        rustix::process::geteuid().is_root(),
-        "this test needs a server that gives its rights away: run it as root"
-    );
-    let server = TestServer::builder().arg("--run-as").arg("nobody").start();
+    assert!(rustix::process::geteuid().is_root(), "this test needs a server that can change its user: run it as root");
+    let server = TestServer::builder().args(["--run-as", "nobody"]).start();
     server.open_dir();
     let dir = server.dir().canonicalize().expect("the directory is there");
     let (open, secret, closed) = (dir.join("open"), dir.join("open/secret"), dir.join("open/closed"));
     fs::create_dir_all(&closed).expect("make directories");
     fs::write(&secret, "the secret of root").expect("write");
     fs::write(closed.join("inner"), "the secret of root").expect("write");
-    for (path, mode) in [(&secret, 0o600), (&closed, 0o700)] {
-        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("close it");
-    }
+    set_mode(&secret, 0o600);
+    set_mode(&closed, 0o700);
     chown(&open, Some(NOBODY), Some(NOBODY)).expect("hand it over");
     Places { open, secret, closed, server }
 }
@@ -63,21 +60,16 @@ fn denied(client: &mut Client, method: &str, params: &Value) {
     assert_eq!(error.kind(), "permissionDenied", "{method} {params}: {}", error.message);
 }
 
-fn on(path: &Path, more: &Value, sandbox: Option<&Value>) -> Value {
-    let mut params = more.clone();
-    params["path"] = json!(path);
-    if let Some(sandbox) = sandbox {
-        params["sandbox"] = sandbox.clone();
-    }
-    params
+fn on(path: &std::path::Path, more: &Value, sandbox: Option<&Value>) -> Value {
+    confined(file_params(path, more), sandbox)
 }
 
 #[test]
-fn what_only_root_may_use_is_refused_by_each_method() {
+fn objects_that_only_root_may_use_are_refused_by_each_method() {
     let Places { open, secret, closed, server } = places();
-    let confined = sandbox_helpers::sandbox(vec![special("root", "read"), path(&open, "write")], "restricted");
+    let policy = sandbox(vec![special("root", "read"), path(&open, "write")], "restricted");
     let mut client = server.client();
-    for sandbox in [None, Some(&confined)] {
+    for sandbox in [None, Some(&policy)] {
         for (method, more) in methods() {
             denied(&mut client, method, &on(&secret, &more, sandbox));
             denied(&mut client, method, &on(&closed.join("inner"), &more, sandbox));
@@ -105,11 +97,8 @@ fn what_only_root_may_use_is_refused_by_each_method() {
             [(&secret, open.join("copy")), (&closed, open.join("copy")), (&open.join("own"), closed.join("copy"))]
         {
             fs::write(open.join("own"), "own").expect("write");
-            let mut params = json!({"sourcePath": from, "destinationPath": to, "recursive": true});
-            if let Some(sandbox) = sandbox {
-                params["sandbox"] = sandbox.clone();
-            }
-            denied(&mut client, "fs/copy", &params);
+            let copy = json!({"sourcePath": from, "destinationPath": to, "recursive": true});
+            denied(&mut client, "fs/copy", &confined(copy, sandbox));
             fs::remove_dir_all(open.join("copy")).ok(); // Remove a directory that could not be filled.
         }
         // A search or walk from a readable parent reports the files as unreadable.
@@ -121,35 +110,29 @@ fn what_only_root_may_use_is_refused_by_each_method() {
         assert_eq!(walked["errors"].as_array().map(Vec::len), Some(1), "{walked}");
     }
     assert_eq!(fs::read_to_string(&secret).expect("it is there"), "the secret of root");
-    assert_eq!(fs::metadata(&secret).expect("it is there").mode() & 0o7777, 0o600);
+    assert_eq!(mode_of(&secret), 0o600);
     assert_eq!(fs::read_dir(&closed).expect("it is there").count(), 1);
 }
 
 #[test]
-fn what_is_made_belongs_to_the_user() {
+fn created_files_belong_to_the_user() {
     let Places { open, server, .. } = places();
-    let confined = sandbox_helpers::sandbox(vec![special("root", "read"), path(&open, "write")], "restricted");
+    let policy = sandbox(vec![special("root", "read"), path(&open, "write")], "restricted");
     let mut client = server.client();
-    for (name, sandbox) in [("free", None), ("confined", Some(&confined))] {
+    for (name, sandbox) in [("free", None), ("confined", Some(&policy))] {
         let at = |file: &str| open.join(format!("{name}-{file}"));
         client.ok("fs/createDirectory", on(&at("dir"), &json!({}), sandbox));
         client.ok("fs/writeFile", on(&at("dir/file"), &json!({"dataBase64": "eA=="}), sandbox));
         client.ok("fs/writeFile", on(&at("appended"), &json!({"dataBase64": "eA==", "append": true}), sandbox));
         client.ok("fs/createSymlink", on(&at("link"), &json!({"target": "x"}), sandbox));
         client.ok("fs/createSymlink", on(&at("link"), &json!({"target": "y", "replace": true}), sandbox));
-        let mut copy = json!({"sourcePath": at("dir"), "destinationPath": at("copy"), "recursive": true});
-        if let Some(sandbox) = sandbox {
-            copy["sandbox"] = sandbox.clone();
-        }
-        client.ok("fs/copy", copy);
-        for (handle, keep) in [("plain", None), ("kept", Some("word"))] {
-            let mut params = on(&at(handle), &json!({"handleId": handle}), sandbox);
-            if let Some(keep) = keep {
-                params["keep"] = json!(keep);
-            }
+        let copy = json!({"sourcePath": at("dir"), "destinationPath": at("copy"), "recursive": true});
+        client.ok("fs/copy", confined(copy, sandbox));
+        for (handle, more) in [("plain", json!({})), ("kept", json!({"keep": "word"}))] {
+            let params = with(on(&at(handle), &json!({"handleId": handle}), sandbox), more);
             client.ok("fs/create", params.clone());
             client.ok("fs/writeBlock", json!({"handleId": handle, "offset": 0, "chunk": "eHl6"}));
-            if keep.is_some() {
+            if handle == "kept" {
                 // The same user finds a kept draft again.
                 client.ok("fs/close", json!({"handleId": handle}));
                 assert_eq!(client.ok("fs/create", params)["size"], 3, "{name}");
@@ -169,11 +152,8 @@ fn what_is_made_belongs_to_the_user() {
         client.ok("fs/remove", on(&at("copy"), &json!({}), sandbox));
         assert!(!at("copy").exists());
     }
-    let left: Vec<_> = fs::read_dir(&open)
-        .expect("list it")
-        .map(|entry| entry.expect("an entry").file_name())
-        .filter(|name| name.to_string_lossy().starts_with(".exec-server-"))
-        .collect();
+    let names = fs::read_dir(&open).expect("list it").map(|entry| entry.expect("an entry").file_name());
+    let left: Vec<_> = names.filter(|name| name.to_string_lossy().starts_with(".exec-server-")).collect();
     assert!(left.is_empty(), "{left:?}");
     // The server itself still acts as root: it starts processes and keeps its state.
     assert_eq!(client.script("id", "id -u"), NOBODY.to_string());

@@ -3,10 +3,10 @@
 
 use std::{path::Path, process::Command};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::promises::sandbox_helpers::{USERS, path, said_in, sandbox, server_of, special};
-use testkit::TestServer;
+use crate::promises::sandbox_helpers::{USERS, path, said_in, sandbox, server_of, special, unrestricted};
+use testkit::{Client, TestServer, text};
 
 /// Numbers of two system calls for which Perl has no function.
 const MQ_OPEN: u32 = if cfg!(target_arch = "x86_64") { 240 } else { 180 };
@@ -15,11 +15,9 @@ const MQ_UNLINK: u32 = MQ_OPEN + 1;
 
 /// One policy for each way in which a view is built.
 fn policies() -> Vec<(&'static str, Value)> {
-    let unrestricted =
-        json!({"permissions": {"type": "managed", "network": "restricted", "file_system": {"type": "unrestricted"}}});
     let with_kernel = |first| sandbox(vec![first, path("/proc", "write"), path("/sys", "write")], "enabled");
     vec![
-        ("unrestricted files", unrestricted),
+        ("unrestricted files", unrestricted()),
         ("writable root", sandbox(vec![special("root", "write")], "restricted")),
         ("writable root with an exception", sandbox(vec![special("root", "write"), path("/boot", "deny")], "enabled")),
         ("readable root, writable /proc and /sys", with_kernel(special("root", "read"))),
@@ -47,11 +45,17 @@ fn opened(files: &[String]) -> String {
     files.iter().map(open).chain(["true".to_owned()]).collect::<Vec<_>>().join("; ")
 }
 
+/// A server run by one of the users, and a client of it.
+fn stage(user: &str) -> (TestServer, Client) {
+    let server = server_of(user);
+    let (client, _) = server.modern_client();
+    (server, client)
+}
+
 #[test]
 fn no_confined_process_opens_a_kernel_file_for_writing() {
     for user in USERS {
-        let server = server_of(user);
-        let (mut client, _) = server.modern_client();
+        let (server, mut client) = stage(user);
         let files = kernel_files(server.pid());
         // Without a sandbox the files can be opened, so a refusal below comes from the sandbox.
         let free = client.script("free", &opened(&files));
@@ -70,10 +74,9 @@ fn no_confined_process_opens_a_kernel_file_for_writing() {
 }
 
 #[test]
-fn what_the_kernel_shows_stays_readable_and_streams_stay_writable() {
+fn kernel_files_stay_readable_and_streams_stay_writable() {
     for user in USERS {
-        let server = server_of(user);
-        let (mut client, _) = server.modern_client();
+        let (_server, mut client) = stage(user);
         for (name, policy) in policies() {
             // The links in `/proc/self/fd` lead to files on other mounts.
             let script = "cat /proc/sys/kernel/ostype; echo out > /proc/self/fd/1; echo err 2>&1 >&2 > /dev/stderr; test -r /sys/kernel && echo sys";
@@ -86,8 +89,7 @@ fn what_the_kernel_shows_stays_readable_and_streams_stay_writable() {
 #[test]
 fn a_confined_process_cannot_make_the_kernel_s_files_writable_again() {
     for user in USERS {
-        let server = server_of(user);
-        let (mut client, _) = server.modern_client();
+        let (server, mut client) = stage(user);
         let pid = server.pid();
         let target = "proc/sys/kernel/core_pattern";
         for (name, policy) in policies() {
@@ -117,11 +119,8 @@ fn a_second_mount_of_a_kernel_file_system_is_read_only_too() {
     let server = server_with_mounts();
     let (mut client, _) = server.modern_client();
     let dir = server.state_dir().parent().expect("the private directory").to_owned();
-    let files: Vec<String> =
-        ["proc/sys/kernel/core_pattern", "sysfs/kernel/mm/transparent_hugepage/enabled", "sysfs/power/state"]
-            .iter()
-            .map(|name| dir.join(name).display().to_string())
-            .collect();
+    let names = ["proc/sys/kernel/core_pattern", "sysfs/kernel/mm/transparent_hugepage/enabled", "sysfs/power/state"];
+    let files = names.map(|name| dir.join(name).display().to_string());
     let free = client.script("free", &opened(&files));
     assert!(free.contains(&files[0]), "{free}");
     for (name, policy) in policies() {
@@ -141,7 +140,7 @@ struct Outside {
 fn perl(program: &str) -> String {
     let output = Command::new("perl").args(["-e", program]).output().expect("run perl");
     assert!(output.status.success(), "{output:?}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    text(&output.stdout)
 }
 
 impl Outside {
@@ -192,12 +191,11 @@ impl Drop for Outside {
 }
 
 #[test]
-fn ipc_objects_of_outside_processes_are_not_there() {
+fn ipc_objects_of_outside_processes_are_out_of_reach() {
     let outside = Outside::new();
     let reached = outside.reached();
     for user in USERS {
-        let server = server_of(user);
-        let (mut client, _) = server.modern_client();
+        let (_server, mut client) = stage(user);
         let all = "shm sem msg shm-by-id sem-by-id msg-by-id mq";
         assert_eq!(client.script("free", &reached), all, "{user}: the test can reach them");
         for (name, policy) in policies() {
@@ -210,8 +208,7 @@ fn ipc_objects_of_outside_processes_are_not_there() {
 fn a_confined_process_and_its_children_share_ipc_that_no_other_start_sees() {
     let key = 0x5000_0000 | std::process::id();
     for user in USERS {
-        let server = server_of(user);
-        let (mut client, _) = server.modern_client();
+        let (_server, mut client) = stage(user);
         let (_, policy) = policies().remove(1);
         let make = format!(
             "perl -e 'shmwrite(shmget({key}, 64, 01600), \"shared\", 0, 6) or die $!'; \

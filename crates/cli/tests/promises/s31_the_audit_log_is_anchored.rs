@@ -12,18 +12,19 @@ use std::{
 use sha2::{Digest as _, Sha256};
 
 use crate::promises::{host_helpers::NOBODY, token_helpers};
-use testkit::{TestServer, binary, wait_for};
+use testkit::{TestServer, binary, text, wait_for};
 
-/// Exit code and both streams of `audit verify`.
-fn verify(files: &[&Path], flags: &[&str]) -> (Option<i32>, String) {
-    let output =
-        Command::new(binary()).args(["audit", "verify"]).args(files).args(flags).output().expect("run exec-server");
-    let text = [output.stdout, output.stderr].concat();
-    (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+/// Runs `audit verify`; asserts its exit code and that its output, on both streams, has these words.
+#[track_caller]
+fn verify(files: &[&Path], flags: &[&str], code: i32, words: &str) {
+    let mut command = Command::new(binary());
+    let output = command.args(["audit", "verify"]).args(files).args(flags).output().expect("run exec-server");
+    let said = text(&[output.stdout, output.stderr].concat());
+    assert!(output.status.code() == Some(code) && said.contains(words), "{flags:?}: {:?} {said}", output.status);
 }
 
 fn audited() -> TestServer {
-    TestServer::builder().arg("--audit").arg("{dir}/audit.log").start()
+    TestServer::builder().audit().start()
 }
 
 fn stop(server: &mut TestServer) {
@@ -34,10 +35,9 @@ fn stop(server: &mut TestServer) {
 /// Runs a process and waits until its exit is in the log.
 fn run_one(server: &TestServer, name: &str) {
     let audit = server.dir().join("audit.log");
+    let is_its_end = |line: &serde_json::Value| line["event"] == "process.exit" && line["process"] == name;
     server.client().run(name, &["true"]);
-    wait_for("its end on record", || {
-        token_helpers::lines(&audit).iter().any(|line| line["event"] == "process.exit" && line["process"] == name)
-    });
+    wait_for("its end on record", || token_helpers::lines(&audit).iter().any(is_its_end));
 }
 
 /// A log of two files whose server has ended.
@@ -186,8 +186,7 @@ fn every_tampering_is_named() {
     let state = server.state_dir().display().to_string();
     let (first, second) = (read(&old), read(&new));
     assert!(first.len() > 8 && second.len() > 4, "{} and {} lines", first.len(), second.len());
-    let (code, said) = verify(&[&old, &new], &["--state-dir", &state]);
-    assert!(code == Some(0) && said.contains("checked against the anchor"), "{said}");
+    verify(&[&old, &new], &["--state-dir", &state], 0, "checked against the anchor");
     for (name, tamper, expected) in TAMPERINGS {
         let (mut lines, mut more) = (first.clone(), second.clone());
         tamper(&mut lines, &mut more);
@@ -195,13 +194,13 @@ fn every_tampering_is_named() {
         write(&new, &more);
         // The anchor is found with and without `--state-dir`.
         for flags in [&["--state-dir", &state][..], &[]] {
-            let (code, said) = verify(&[&old, &new], flags);
-            assert!(code == Some(1) && said.contains(expected), "{name}, {flags:?}: {code:?} {said}");
+            println!("{name}");
+            verify(&[&old, &new], flags, 1, expected);
         }
     }
     write(&old, &first);
     write(&new, &second);
-    assert_eq!(verify(&[&old, &new], &[]).0, Some(0), "and whole again");
+    verify(&[&old, &new], &[], 0, "");
 }
 
 #[test]
@@ -219,43 +218,36 @@ fn a_log_replaced_by_another_or_by_its_own_past_is_named() {
     run_one(&other, "one more");
     stop(&mut other);
     let foreign = read(&other.dir().join("audit.log"));
-    let state = server.state_dir().display().to_string();
+    let flags = ["--state-dir", &server.state_dir().display().to_string()];
     write(&log, &past);
-    let (code, said) = verify(&[&log], &[]);
-    assert!(code == Some(1) && said.contains("were removed"), "{said}");
+    verify(&[&log], &[], 1, "were removed");
     write(&log, &foreign);
-    let (code, said) = verify(&[&log], &["--state-dir", &state]);
-    assert!(code == Some(1) && said.contains("the log was replaced"), "{said}");
+    verify(&[&log], &flags, 1, "the log was replaced");
     write(&log, &[]);
-    let (code, said) = verify(&[&log], &["--state-dir", &state]);
-    assert!(code == Some(1) && said.contains("is empty, but number"), "{said}");
+    verify(&[&log], &flags, 1, "is empty, but number");
     write(&log, &whole);
-    assert_eq!(verify(&[&log], &["--state-dir", &state]).0, Some(0));
+    verify(&[&log], &flags, 0, "");
 }
 
 #[test]
 fn parts_of_a_rotated_log_verify_alone_and_say_what_was_not_checked() {
     let Rotated { server, old, new } = rotated();
-    let state = server.state_dir().display().to_string();
-    let (code, said) = verify(&[&old], &["--state-dir", &state]);
-    assert!(code == Some(0) && said.contains("the log continues in a newer file"), "{said}");
-    let (code, said) = verify(&[&new], &["--state-dir", &state]);
-    assert!(code == Some(0) && said.contains("are in older files that were not given"), "{said}");
+    let flags = ["--state-dir", &server.state_dir().display().to_string()];
+    verify(&[&old], &flags, 0, "the log continues in a newer file");
+    verify(&[&new], &flags, 0, "are in older files that were not given");
     // A part whose end was removed is not accepted as complete.
     let mut lines = read(&old);
     lines.pop();
     write(&old, &lines);
-    let (code, said) = verify(&[&old], &["--state-dir", &state]);
-    assert!(code == Some(1) && said.contains("were removed"), "{said}");
+    verify(&[&old], &flags, 1, "were removed");
     let mut lines = read(&new);
     lines.remove(0);
     write(&new, &lines);
-    let (code, said) = verify(&[&new], &["--state-dir", &state]);
-    assert!(code == Some(1) && said.contains("before it were removed"), "{said}");
+    verify(&[&new], &flags, 1, "before it were removed");
 }
 
 #[test]
-fn a_server_that_starts_again_goes_on_from_what_the_anchor_knows() {
+fn a_server_that_starts_again_continues_from_the_anchor() {
     let mut server = audited();
     let log = server.dir().join("audit.log");
     run_one(&server, "first");
@@ -267,8 +259,7 @@ fn a_server_that_starts_again_goes_on_from_what_the_anchor_knows() {
     server.restart();
     run_one(&server, "second");
     stop(&mut server);
-    let (code, said) = verify(&[&part, &log], &[]);
-    assert!(code == Some(0) && said.contains("checked against the anchor"), "{said}");
+    verify(&[&part, &log], &[], 0, "checked against the anchor");
     // The server is killed and the log is cut: the lines of the next server do not hide that.
     server.restart();
     run_one(&server, "third");
@@ -281,13 +272,11 @@ fn a_server_that_starts_again_goes_on_from_what_the_anchor_knows() {
     run_one(&server, "fourth");
     stop(&mut server);
     for flags in [&[][..], &["--after", &hash_of(&whole[whole.len() - 1])]] {
-        let (code, said) = verify(&[&log], flags);
-        assert!(code == Some(1) && said.contains("line 3 does not follow"), "{said}");
+        verify(&[&log], flags, 1, "line 3 does not follow");
     }
     let damaged = token_helpers::lines(&log).into_iter().find(|line| line["event"] == "audit.damaged");
-    assert!(
-        damaged.is_some_and(|line| line["reason"].as_str().is_some_and(|reason| reason.contains("is not in the file")))
-    );
+    let reason = damaged.expect("the damage is on record")["reason"].to_string();
+    assert!(reason.contains("is not in the file"), "{reason}");
 }
 
 #[test]
@@ -307,14 +296,12 @@ fn a_killed_server_leaves_a_log_that_verifies() {
             names.into_iter().any(|entry| is_anchor(entry.file_name()))
         });
         server.kill();
-        let (code, said) = verify(&[&log], &[]);
-        assert!(code == Some(0) && said.contains("checked against the anchor"), "{said}");
+        verify(&[&log], &[], 0, "checked against the anchor");
         server.restart();
     }
     run_one(&server, "last");
     // Also while the server runs: the anchor is never ahead of the log.
-    let (code, said) = verify(&[&log], &[]);
-    assert_eq!(code, Some(0), "{said}");
+    verify(&[&log], &[], 0, "");
 }
 
 #[test]
@@ -335,30 +322,28 @@ fn a_log_without_an_anchor_verifies_and_says_what_was_not_checked() {
     lines.remove(0);
     forge(&mut lines, 0, 1, NOTHING.to_owned());
     write(&log, &lines);
-    let (code, said) = verify(&[&log], &[]);
-    assert!(code == Some(0) && said.contains("no anchor was found"), "{said}");
+    verify(&[&log], &[], 0, "no anchor was found");
     server.restart();
     run_one(&server, "second");
     stop(&mut server);
-    let (code, said) = verify(&[&log], &[]);
     let since = format!("lines before number {} are older than the anchor", lines.len() + 1);
-    assert!(code == Some(0) && said.contains(&since), "{said}");
+    verify(&[&log], &[], 0, &since);
     let mut lines = read(&log);
     lines.pop();
     write(&log, &lines);
-    assert_eq!(verify(&[&log], &[]).0, Some(1), "from there on it is anchored");
+    // From there on it is anchored.
+    verify(&[&log], &[], 1, "");
 }
 
 #[test]
 fn links_and_files_of_others_are_not_opened_as_the_log() {
     let dir = tempfile::tempdir().expect("make a directory");
-    let builder = TestServer::builder().arg("--audit").arg("{dir}/audit.log");
+    let builder = TestServer::builder().audit();
     let (log, victim) = (dir.path().join("audit.log"), dir.path().join("victim"));
     fs::write(&victim, "as it was").expect("write a file");
     let refused = |word: &str| {
-        let output = builder.refusal(dir.path(), &format!("audit-link-{}.test", std::process::id()));
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && said.contains(word), "{said}");
+        let (code, said) = builder.refusal_text(dir.path());
+        assert!(code != Some(0) && said.contains(word), "{said}");
         assert_eq!(fs::read_to_string(&victim).expect("read the file"), "as it was");
         fs::remove_file(&log).expect("remove the name");
     };
@@ -387,12 +372,11 @@ fn a_link_planted_at_the_name_of_a_running_log_is_not_followed() {
     fs::rename(&log, &moved).expect("rename the log");
     symlink(&victim, &log).expect("plant a link");
     server.client().run("second", &["true"]);
-    wait_for("the line in the old file", || {
-        token_helpers::lines(&moved).iter().any(|line| line["process"] == "second")
-    });
-    wait_for("the word of it", || server.stderr().contains("is a symbolic link"));
+    let has_second = || token_helpers::lines(&moved).iter().any(|line| line["process"] == "second");
+    wait_for("the line in the old file", has_second);
+    wait_for("the warning", || server.stderr().contains("is a symbolic link"));
     stop(&mut server);
     assert_eq!(fs::read_to_string(&victim).expect("read the file"), "as it was");
     assert_eq!(server.stderr().matches("continuing with the old file").count(), 1, "{}", server.stderr());
-    assert_eq!(verify(&[&moved], &["--state-dir", &server.state_dir().display().to_string()]).0, Some(0));
+    verify(&[&moved], &["--state-dir", &server.state_dir().display().to_string()], 0, "");
 }

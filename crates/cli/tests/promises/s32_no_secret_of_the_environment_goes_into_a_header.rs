@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use testkit::{Target, TestServer, start_params};
+use testkit::{Target, TestServer, assert_error, inherit_all, start_params};
 
 /// The names that the reference refuses, and our own.
 const REFUSED: [&str; 18] = [
@@ -39,7 +39,7 @@ fn with(target: &Target, variable: &str) -> Value {
 }
 
 #[test]
-fn credentials_are_refused_set_or_not_in_letters_of_any_case() {
+fn credentials_are_refused_whether_set_or_not_in_letters_of_any_case() {
     let target = Target::saying("hello");
     for is_set in [true, false] {
         let mut builder = TestServer::builder();
@@ -50,8 +50,8 @@ fn credentials_are_refused_set_or_not_in_letters_of_any_case() {
         let server = builder.start();
         let mut client = server.client();
         for variable in REFUSED.iter().flat_map(|name| spellings(name)) {
-            let error = client.call("http/request", with(&target, &variable)).expect_err("it is refused");
-            assert_eq!((error.code, error.kind()), (-32602, "invalidParams"), "{variable}: {}", error.message);
+            let error = client.fails("http/request", with(&target, &variable));
+            assert_error(&error, -32602, "invalidParams");
             assert!(error.message.contains("holds a secret of the server"), "{variable}: {}", error.message);
             assert!(!error.message.contains("secret-secret"), "{}", error.message);
         }
@@ -60,25 +60,17 @@ fn credentials_are_refused_set_or_not_in_letters_of_any_case() {
 }
 
 #[test]
-fn what_is_not_on_the_list_is_sent_and_stays_hidden_from_children_where_it_was() {
+fn an_unlisted_variable_is_sent_and_stays_hidden_from_children_where_it_was() {
     let target = Target::saying("hello");
-    let server = TestServer::builder()
-        .env("NODE_REPL_AUTH_TOKEN", "n0de")
-        .env("MY_SERVICE_KEY", "mine")
-        .env("OPENAI_API_KEYS", "other")
-        .start();
+    let variables = [("NODE_REPL_AUTH_TOKEN", "n0de"), ("MY_SERVICE_KEY", "mine"), ("OPENAI_API_KEYS", "other")];
+    let builder = variables.iter().fold(TestServer::builder(), |builder, (name, value)| builder.env(name, value));
+    let server = builder.start();
     let mut client = server.client();
-    for (at, (variable, value)) in
-        [("NODE_REPL_AUTH_TOKEN", "n0de"), ("MY_SERVICE_KEY", "mine"), ("OPENAI_API_KEYS", "other")]
-            .into_iter()
-            .enumerate()
-    {
+    for (at, (variable, value)) in variables.into_iter().enumerate() {
         client.ok("http/request", with(&target, variable));
         assert_eq!(target.asked()[at].all("authorization"), [format!("Bearer {value}")], "{variable}");
     }
     let mut params = start_params("p", &["sh", "-c", "echo \"[$NODE_REPL_AUTH_TOKEN]\""]);
-    params["envPolicy"] =
-        json!({"inherit": "all", "ignoreDefaultExcludes": true, "exclude": [], "set": {}, "includeOnly": []});
-    client.ok("process/start", params);
-    assert_eq!(client.collect("p").stdout, b"[]\n");
+    params["envPolicy"] = inherit_all();
+    assert_eq!(client.run_params(params).stdout, b"[]\n");
 }

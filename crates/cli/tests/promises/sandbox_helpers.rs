@@ -20,6 +20,12 @@ pub(crate) fn server_of(user: &str) -> TestServer {
     let builder = TestServer::builder();
     if user == "nobody" { builder.run_by_nobody().start() } else { builder.start() }
 }
+/// A server run by one of [`USERS`], a client of it, and directories for its sandboxes.
+pub(crate) fn stage(user: &str) -> (TestServer, Client, Ground) {
+    let server = server_of(user);
+    let (client, _) = server.modern_client();
+    (server, client, Ground::new())
+}
 
 /// Directories that every user may access: `work` (with a repository in it) and `outside`.
 pub(crate) struct Ground {
@@ -32,13 +38,9 @@ impl Ground {
         for name in ["work/.git/hooks", "work/sub", "outside"] {
             fs::create_dir_all(dir.path().join(name)).expect("make a directory");
         }
-        for (name, text) in [
-            ("work/inner", "inner"),
-            ("work/.git/config", "config"),
-            ("work/a.env", "secret"),
-            ("outside/file", "outer"),
-        ] {
-            fs::write(dir.path().join(name), text).expect("write a file");
+        let files = [("inner", "inner"), (".git/config", "config"), ("a.env", "secret"), ("../outside/file", "outer")];
+        for (name, text) in files {
+            fs::write(dir.path().join("work").join(name), text).expect("write a file");
         }
         let ground = Self { dir };
         ground.open_to_all(ground.dir.path());
@@ -92,15 +94,28 @@ pub(crate) fn sandbox(entries: Vec<Value>, network: &str) -> Value {
 pub(crate) fn workspace(root: &Path) -> Value {
     sandbox(vec![special("root", "read"), path(root, "write")], "restricted")
 }
+/// Read everything, write one directory, with a network, and with further entries.
+pub(crate) fn workspace_with(root: &Path, more: impl IntoIterator<Item = Value>) -> Value {
+    sandbox([special("root", "read"), path(root, "write")].into_iter().chain(more).collect(), "enabled")
+}
+
+/// No network, but all files.
+pub(crate) fn unrestricted() -> Value {
+    json!({"permissions": {"type": "managed", "network": "restricted", "file_system": {"type": "unrestricted"}}})
+}
+
+/// `params` with a sandbox, if there is one.
+pub(crate) fn confined<'a>(mut params: Value, sandbox: impl Into<Option<&'a Value>>) -> Value {
+    if let Some(sandbox) = sandbox.into() {
+        params["sandbox"] = sandbox.clone();
+    }
+    params
+}
 
 /// Runs a script to its end, sandboxed or not, and returns its stdout without the last newline.
 pub(crate) fn said_in(client: &mut Client, id: &str, script: &str, sandbox: Option<&Value>) -> String {
-    let mut params = sh(id, script);
-    if let Some(sandbox) = sandbox {
-        params["sandbox"] = sandbox.clone();
-    }
-    let answer = client.ok("process/start", params);
+    let answer = client.ok("process/start", confined(sh(id, script), sandbox));
     let expected = if sandbox.is_some() { "linuxSeccomp" } else { "none" };
     assert_eq!(answer["sandboxType"], expected, "{answer}");
-    String::from_utf8_lossy(&client.collect(id).stdout).trim_end().to_owned()
+    client.collect(id).text().trim_end().to_owned()
 }

@@ -40,6 +40,11 @@ pub(crate) fn client(server: &TestServer, token: &str) -> Client {
     client
 }
 
+/// A client with a session, authenticated by a new token with additional flags.
+pub(crate) fn new_client(server: &TestServer, name: &str, flags: &[&str]) -> Client {
+    client(server, &create(server, name, flags))
+}
+
 /// A connection authenticated by a token that the server may not have loaded yet.
 pub(crate) fn connect(server: &TestServer, token: &str) -> Client {
     let mut client = None;
@@ -54,6 +59,11 @@ pub(crate) fn connect(server: &TestServer, token: &str) -> Client {
 pub(crate) fn lines(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap_or_default();
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+/// Whether an audit log has a line for this event.
+pub(crate) fn has_event(path: &Path, event: &str) -> bool {
+    lines(path).iter().any(|line| line["event"] == event)
 }
 
 /// Runs `exec-server audit verify`.
