@@ -2,25 +2,8 @@
 
 use std::process::{Command, Stdio};
 
-use crate::commands::Home;
-use testkit::{TestServer, finish, text};
-
-const COMMANDS: [&str; 14] = [
-    "doctor",
-    "run",
-    "ps",
-    "logs",
-    "attach",
-    "kill",
-    "wait",
-    "forget",
-    "prune",
-    "cp",
-    "fs",
-    "mcp",
-    "serve",
-    "dial-stdio",
-];
+use crate::commands::{COMMANDS, Home};
+use testkit::{TestServer, copy_env, finish, text};
 
 /// The candidates that a real bash offers for a command line whose last word is being typed.
 fn offered(home: &Home, words: &[&str]) -> Vec<String> {
@@ -30,18 +13,10 @@ fn offered(home: &Home, words: &[&str]) -> Vec<String> {
          _clap_complete_exec_server exec-server \"${{COMP_WORDS[COMP_CWORD]}}\" \"\"\n\
          printf '%s\\n' \"${{COMPREPLY[@]}}\""
     );
-    let like = home.command(&[]);
     let mut bash = Command::new("bash");
-    bash.args(["--norc", "-c", &program, "bash", "exec-server"])
-        .args(words)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    for (name, value) in like.get_envs() {
-        match value {
-            Some(value) => bash.env(name, value),
-            None => bash.env_remove(name),
-        };
-    }
+    bash.args(["--norc", "-c", &program, "bash", "exec-server"]).args(words);
+    bash.stdout(Stdio::piped()).stderr(Stdio::piped());
+    copy_env(&mut bash, &home.command(&[]));
     let dir = std::path::Path::new(testkit::binary()).parent().expect("it is in a directory").display().to_string();
     bash.env("PATH", format!("{dir}:{}", std::env::var("PATH").expect("there is one")));
     let output = finish(bash);
@@ -53,7 +28,7 @@ fn offered(home: &Home, words: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn bash_offers_commands_flags_ids_and_environments() {
+fn bash_completes_commands_flags_ids_and_environments() {
     let (home, server) = (Home::new(), TestServer::start());
     home.write_environments(&format!("[[environments]]\nid = \"build\"\nurl = \"{}\"\n", server.url()));
     let all = offered(&home, &[""]);

@@ -11,7 +11,7 @@ const UPSTREAM: [&str; 4] = [
 ];
 
 #[test]
-fn every_test_that_coverage_md_names_is_there() {
+fn every_test_that_coverage_md_names_exists() {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let mut known = BTreeSet::new();
     collect(root, &mut known);

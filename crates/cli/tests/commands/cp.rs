@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    os::unix::fs::{FileExt as _, PermissionsExt as _, symlink},
+    os::unix::fs::{FileExt as _, symlink},
     path::{Path, PathBuf},
     process::Command,
     thread,
@@ -14,7 +14,7 @@ use crate::commands::{
     Home,
     tree_helpers::{hidden, make_tree, same, same_inside, whole_so_far},
 };
-use testkit::{Terminal, TestServer, finish, finish_child, pattern, spawn, text, wait_for};
+use testkit::{Terminal, TestServer, finish, finish_child, outcome, pattern, set_mode, spawn, wait_for};
 
 /// A server with its own home and working directory, and a user in another directory.
 pub(crate) struct World {
@@ -48,9 +48,9 @@ impl World {
 
     /// Returns stderr and the exit code; stdout must be empty.
     pub(crate) fn run(&self, args: &[&str]) -> (String, Option<i32>) {
-        let output = finish(self.cp(args));
-        assert_eq!(text(&output.stdout), "");
-        (text(&output.stderr), output.status.code())
+        let (stdout, stderr, code) = outcome(self.cp(args));
+        assert_eq!(stdout, "");
+        (stderr, code)
     }
 
     pub(crate) fn ok(&self, args: &[&str]) {
@@ -105,7 +105,7 @@ fn a_copy_goes_where_cp_would_put_it() {
 }
 
 #[test]
-fn what_is_wrong_is_said_and_told_by_the_code() {
+fn each_mistake_has_a_message_and_an_exit_code() {
     let world = World::new();
     fs::create_dir(world.here("d")).expect("make a directory");
     fs::write(world.here("f"), "1").expect("write");
@@ -125,15 +125,15 @@ fn what_is_wrong_is_said_and_told_by_the_code() {
     }
     assert!(!world.there("x").exists() && !world.here("x").exists());
     assert_eq!(world.run(&["f"]).1, Some(2));
-    let nobody = finish(world.home.command(&["cp", "--connect", "ws://127.0.0.1:1", "/etc/hostname", ":/x"]));
-    assert_eq!(nobody.status.code(), Some(255));
-    let nowhere = finish(world.home.command(&["cp", "/etc/hostname", ":/x"]));
-    assert_eq!(nowhere.status.code(), Some(2));
-    assert!(text(&nowhere.stderr).contains("pass `--connect URL` or `--to URL`"), "{}", text(&nowhere.stderr));
+    let unreachable = finish(world.home.command(&["cp", "--connect", "ws://127.0.0.1:1", "/etc/hostname", ":/x"]));
+    assert_eq!(unreachable.status.code(), Some(255));
+    let (_, stderr, code) = outcome(world.home.command(&["cp", "/etc/hostname", ":/x"]));
+    assert_eq!(code, Some(2));
+    assert!(stderr.contains("pass `--connect URL` or `--to URL`"), "{stderr}");
 }
 
 #[test]
-fn what_cannot_be_read_is_told_and_the_rest_is_copied() {
+fn unreadable_files_are_reported_and_the_rest_is_copied() {
     let server = TestServer::builder().run_by_nobody().start();
     let home = Home::new();
     let tree = server.dir().join("tree");
@@ -141,14 +141,13 @@ fn what_cannot_be_read_is_told_and_the_rest_is_copied() {
     for name in ["a", "b", "secret", "z"] {
         fs::write(tree.join(name), name).expect("write");
     }
-    fs::set_permissions(tree.join("secret"), fs::Permissions::from_mode(0o600)).expect("hide it");
+    set_mode(tree.join("secret"), 0o600);
     let mode = rustix::fs::Mode::from_raw_mode(0o644);
     rustix::fs::mknodat(rustix::fs::CWD, tree.join("pipe"), rustix::fs::FileType::Fifo, mode, 0).expect("a FIFO");
     let target = home.path().join("copy");
-    let output =
-        finish(home.command(&["cp", "-r", "--connect", server.url(), &remote(&tree), &target.display().to_string()]));
-    assert_eq!(output.status.code(), Some(1));
-    let stderr = text(&output.stderr);
+    let args = ["cp", "-r", "--connect", server.url(), &remote(&tree), &target.display().to_string()];
+    let (_, stderr, code) = outcome(home.command(&args));
+    assert_eq!(code, Some(1));
     assert!(stderr.contains("secret`: ") && stderr.contains("pipe` skipped: neither a file"), "{stderr}");
     assert_eq!(stderr.lines().count(), 3, "{stderr}");
     assert!(stderr.ends_with("copy` is incomplete; repeat the command to copy the rest\n"), "{stderr}");
@@ -157,9 +156,9 @@ fn what_cannot_be_read_is_told_and_the_rest_is_copied() {
     }
     assert!(!target.join("secret").exists() && !target.join("pipe").exists());
     // Once the file is readable, the same command copies it, and leaves no hidden files behind.
-    fs::set_permissions(tree.join("secret"), fs::Permissions::from_mode(0o644)).expect("show it");
+    set_mode(tree.join("secret"), 0o644);
     fs::remove_file(tree.join("pipe")).expect("remove");
-    home.ok(&["cp", "-r", "--connect", server.url(), &remote(&tree), &target.display().to_string()]);
+    home.ok(&args);
     same(&tree, &target);
     assert_eq!(hidden(home.path()), Vec::<PathBuf>::new());
 }
@@ -187,7 +186,7 @@ fn progress_is_drawn_on_a_terminal_and_nowhere_else() {
 }
 
 #[test]
-fn killed_at_any_moment_and_called_again_it_goes_on() {
+fn a_copy_that_was_killed_at_any_moment_continues_when_it_is_repeated() {
     let world = World::new();
     make_tree(&world.here("tree"), 300);
     fs::write(world.here("tree/large"), pattern(0, 24 << 20)).expect("write");
@@ -225,6 +224,12 @@ fn killed_at_any_moment_and_called_again_it_goes_on() {
     }
 }
 
+/// Whether `path` has these first bytes, and `bytes` behind them.
+fn begins_and_continues(path: &Path, begin: &[u8], bytes: &[u8]) -> bool {
+    let copy = fs::read(path).expect("it is there");
+    copy.starts_with(begin) && copy[begin.len()..] == bytes[begin.len()..]
+}
+
 /// Kills a copy of a large file once a part of it exists, and returns the path of that part.
 fn interrupted(world: &World, args: &[&str], dir: &Path) -> PathBuf {
     let mut child = spawn(&mut world.cp(args));
@@ -240,7 +245,7 @@ fn interrupted(world: &World, args: &[&str], dir: &Path) -> PathBuf {
 }
 
 #[test]
-fn a_large_file_goes_on_where_it_was_and_begins_anew_when_the_source_has_changed() {
+fn a_large_file_continues_where_it_was_and_begins_again_when_the_source_has_changed() {
     let world = World::new();
     let bytes = pattern(0, 18 << 20);
     fs::write(world.here("large"), &bytes).expect("write");
@@ -255,22 +260,20 @@ fn a_large_file_goes_on_where_it_was_and_begins_anew_when_the_source_has_changed
         // Write a marker into the part. It can only get into the copy if the copy continues with that part.
         fs::File::options().write(true).open(&part).expect("open").write_all_at(b"mark", 0).expect("write");
         world.ok(&args);
-        let copy = fs::read(&target).expect("it is there");
-        assert!(copy.starts_with(b"mark") && copy[4..] == bytes[4..], "it went on");
+        assert!(begins_and_continues(&target, b"mark", &bytes), "it continued");
         fs::remove_file(&target).expect("remove");
         // The source has changed, so the part must not be used.
         interrupted(&world, &args, dir);
         let changed = fs::File::options().write(true).open(&source).expect("open");
         changed.write_all_at(b"new", 0).expect("write");
         world.ok(&args);
-        let copy = fs::read(&target).expect("it is there");
-        assert!(copy.starts_with(b"new") && copy[3..] == bytes[3..], "it began anew");
+        assert!(begins_and_continues(&target, b"new", &bytes), "it began again");
         assert_eq!(hidden(dir), Vec::<PathBuf>::new(), "and the old part is gone");
     }
 }
 
 #[test]
-fn what_a_kill_left_in_a_tree_is_swept_when_it_goes_on_and_what_is_the_user_s_stays() {
+fn remains_of_a_killed_copy_are_removed_when_it_continues_and_files_of_the_user_stay() {
     let world = World::new();
     make_tree(&world.there("tree"), 40);
     fs::write(world.there("tree/large"), pattern(0, 24 << 20)).expect("write");

@@ -169,12 +169,12 @@ fn through_cuts(is_upload: bool) {
 }
 
 #[test]
-fn up_through_cuts_every_file_is_whole_from_its_first_moment() {
+fn an_upload_through_cuts_has_only_complete_files() {
     through_cuts(true);
 }
 
 #[test]
-fn down_through_cuts_every_file_is_whole_from_its_first_moment() {
+fn a_download_through_cuts_has_only_complete_files() {
     through_cuts(false);
 }
 
@@ -192,11 +192,11 @@ fn through_the_end_of_a_server(is_upload: bool) {
 }
 
 #[test]
-fn up_to_a_server_that_is_killed_it_goes_on() {
+fn an_upload_continues_after_its_server_was_killed() {
     through_the_end_of_a_server(true);
 }
 
 #[test]
-fn down_from_a_server_that_is_killed_it_goes_on() {
+fn a_download_continues_after_its_server_was_killed() {
     through_the_end_of_a_server(false);
 }

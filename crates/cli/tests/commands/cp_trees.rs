@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
@@ -12,7 +12,7 @@ use crate::commands::{
     cp::{World, remote},
     tree_helpers::{hidden, make_tree, same, same_inside},
 };
-use testkit::{pattern, spawn, wait_for};
+use testkit::{mode_of, pattern, set_mode, spawn, wait_for};
 
 /// A tree that is large enough to interrupt its copy.
 fn make_large_tree(world: &World) -> PathBuf {
@@ -36,14 +36,6 @@ fn interrupt(world: &mut World, args: &[&str], target: &Path) {
     child.wait().expect("it ends");
     world.server.kill();
     world.server.restart();
-}
-
-fn set_mode(path: &Path, mode: u32) {
-    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("set the mode");
-}
-
-fn mode(path: &Path) -> u32 {
-    fs::metadata(path).expect("it is there").mode() & 0o7777
 }
 
 #[test]
@@ -82,7 +74,7 @@ fn a_mark_that_was_left_leads_only_the_same_copy_to_the_same_directory() {
 }
 
 #[test]
-fn directories_that_are_there_keep_mode_and_time_also_when_a_copy_goes_on() {
+fn existing_directories_keep_mode_and_time_also_when_a_copy_continues() {
     let mut world = World::new();
     let tree = make_large_tree(&world);
     let target = world.there("target");
@@ -90,7 +82,7 @@ fn directories_that_are_there_keep_mode_and_time_also_when_a_copy_goes_on() {
     fs::create_dir(target.join("d0")).expect("make a directory");
     fs::write(target.join("d1"), "secret").expect("write");
     for (name, mode) in [("", 0o3771), ("empty", 0o751), ("d0", 0o711), ("d1", 0o600)] {
-        set_mode(&target.join(name), mode);
+        set_mode(target.join(name), mode);
     }
     let then = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
     for name in ["empty", "d1"] {
@@ -102,7 +94,7 @@ fn directories_that_are_there_keep_mode_and_time_also_when_a_copy_goes_on() {
     let (stderr, code) = world.run(&["-r", "tree/.", ":target"]);
     assert_eq!((stderr.lines().count(), code), (2, Some(1)), "{stderr}");
     assert!(stderr.contains("target/d1` is not a directory"), "{stderr}");
-    let modes = ["", "empty", "d0", "d1"].map(|name| mode(&target.join(name)));
+    let modes = ["", "empty", "d0", "d1"].map(|name| mode_of(target.join(name)));
     assert_eq!(modes, [0o3771, 0o751, 0o711, 0o600]);
     for name in ["empty", "d1"] {
         assert_eq!(fs::metadata(target.join(name)).and_then(|found| found.modified()).expect("a time"), then, "{name}");
@@ -122,14 +114,15 @@ fn a_tree_is_not_copied_into_itself_through_a_server_of_the_same_host() {
     make_tree(&tree, 14);
     fs::create_dir(tree.join("there")).expect("make a directory");
     let before = fs::read_dir(&tree).expect("list").count();
-    for (source, target) in [
+    let pairs = [
         ("tree", "tree/sub"),
         ("tree", "tree"),
         ("tree/.", "tree"),
         ("tree/.", "tree/there"),
         ("tree", "tree/d0/e"),
         (".", "tree/sub"),
-    ] {
+    ];
+    for (source, target) in pairs {
         let (stderr, code) = world.run(&["-r", source, &remote(&world.here(target))]);
         assert_eq!(code, Some(1), "{target}: {stderr}");
         assert!(stderr.contains("cannot be copied to itself or below itself"), "{target}: {stderr}");

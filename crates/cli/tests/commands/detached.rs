@@ -8,28 +8,26 @@ use serde_json::json;
 
 use crate::commands::{Home, QUOTA_NOTE};
 use testkit::{
-    Client, TestServer, binary, end_of, finish, finish_child, marked, read_until, signal, spawn, text, wait_for,
-    wait_gone,
+    TestServer, assert_ends_with_its_reader, binary, copy_env, end_of, finish, finish_child, marked, modern, outcome,
+    read_until, signal, spawn, text, wait_for, wait_gone, with,
 };
 
 /// Whether the command succeeds with an empty list: nothing on stdout, and a message on stderr.
 fn lists_nothing(home: &Home, args: &[&str]) -> bool {
-    let output = home.run(args);
-    let said = text(&output.stderr);
+    let (out, said, code) = outcome(home.command(args));
     assert!(said.starts_with("exec-server: no ") && said.ends_with("processes\n"), "{args:?}: {said}");
-    output.status.success() && output.stdout.is_empty()
+    code == Some(0) && out.is_empty()
 }
 
 #[test]
-fn looking_starts_no_server() {
+fn commands_that_only_look_start_no_server() {
     let home = Home::new();
     assert_eq!((lists_nothing(&home, &["ps"]), home.ok(&["ps", "--json"])), (true, "[]".to_owned()));
-    for args in
-        [&["logs", "x"][..], &["logs", "-f", "x"], &["attach", "x"], &["kill", "x"], &["wait", "x"], &["forget", "x"]]
-    {
-        let output = home.run(args);
-        assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(1), ""), "{args:?}");
-        assert!(text(&output.stderr).contains("no such process: `x`"), "{}", text(&output.stderr));
+    for command in ["logs", "logs -f", "attach", "kill", "wait", "forget"] {
+        let args: Vec<&str> = command.split(' ').chain(["x"]).collect();
+        let (out, said, code) = outcome(home.command(&args));
+        assert_eq!((code, out.as_str()), (Some(1), ""), "{args:?}");
+        assert!(said.contains("no such process: `x`"), "{said}");
     }
     assert!(!home.state_dir().exists() && marked(&home.mark()).is_empty());
 }
@@ -49,8 +47,8 @@ fn a_detached_program_runs_here_as_its_caller_and_is_found_again() {
     let here = home.path().canonicalize().expect("it exists");
     let expected = format!("{}\nnear|\nlast one\nnever\n", here.display());
     wait_for("its output", || home.run(&["logs", &id]).stdout == expected.as_bytes());
-    let logs = home.run(&["logs", "sh"]);
-    assert_eq!((text(&logs.stderr).as_str(), logs.status.code()), ("err\n", Some(0)), "by the beginning of its name");
+    let (_, errors, code) = outcome(home.command(&["logs", "sh"]));
+    assert_eq!((errors.as_str(), code), ("err\n", Some(0)), "by the beginning of its name");
     let listed = home.listed(&id).expect("it is listed");
     assert_eq!((&listed["exited"], &listed["tty"]), (&json!(false), &json!(false)));
     let table = home.ok(&["ps"]);
@@ -61,10 +59,7 @@ fn a_detached_program_runs_here_as_its_caller_and_is_found_again() {
     let ended = home.run(&["wait", "--json", &id]);
     assert_eq!(ended.status.code(), Some(143));
     let ended: serde_json::Value = serde_json::from_slice(&ended.stdout).expect("it is JSON");
-    assert_eq!(
-        (&ended["processId"], &ended["signal"], &ended["cause"]),
-        (&json!(id), &json!("SIGTERM"), &json!("terminated"))
-    );
+    assert_eq!([&ended["processId"], &ended["signal"], &ended["cause"]], [id.as_str(), "SIGTERM", "terminated"]);
     assert!(home.ok(&["ps"]).contains("killed SIGTERM"));
     assert!(lists_nothing(&home, &["ps", "--running"]));
     home.ok(&["forget", &id]);
@@ -83,17 +78,14 @@ fn logs_follow_to_the_end_and_begin_where_they_are_told_to() {
     std::fs::write(&gate, "").expect("open the gate");
     let output = finish_child(follow);
     assert_eq!((text(&output.stdout).as_str(), text(&output.stderr).as_str()), ("three\n", "two\n"));
-    assert_eq!(output.status.code(), Some(0), "logs end well however the process ended");
+    assert_eq!(output.status.code(), Some(0), "logs succeeds however the process ended");
     assert_eq!(home.run(&["wait", "job"]).status.code(), Some(4));
-    let all = home.run(&["logs", "job"]);
-    assert_eq!((text(&all.stdout).as_str(), text(&all.stderr).as_str()), ("one\nthree\n", "two\n"));
+    let (out, errors, _) = outcome(home.command(&["logs", "job"]));
+    assert_eq!((out.as_str(), errors.as_str()), ("one\nthree\n", "two\n"));
     assert_eq!(home.ok(&["logs", "--since", "2", "job"]), "three");
     assert_eq!(home.ok(&["logs", "-f", "--since", "2", "job"]), "three");
-    let events: Vec<serde_json::Value> = home
-        .ok(&["logs", "-f", "--json", "job"])
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("it is JSON"))
-        .collect();
+    let parse = |line: &str| -> serde_json::Value { serde_json::from_str(line).expect("it is JSON") };
+    let events: Vec<_> = home.ok(&["logs", "-f", "--json", "job"]).lines().map(parse).collect();
     let kinds: Vec<(&str, u64)> = events
         .iter()
         .map(|event| (event["event"].as_str().expect("a word"), event["seq"].as_u64().expect("a number")))
@@ -104,7 +96,7 @@ fn logs_follow_to_the_end_and_begin_where_they_are_told_to() {
 }
 
 #[test]
-fn large_logs_are_whole_and_a_reader_that_leaves_is_no_trouble() {
+fn large_logs_are_complete_and_a_reader_may_leave() {
     let home = Home::new();
     home.ok(&["run", "-d", "--name", "big", "--", "head", "-c", "30000000", "/dev/zero"]);
     assert_eq!(home.run(&["wait", "big"]).status.code(), Some(0));
@@ -112,12 +104,7 @@ fn large_logs_are_whole_and_a_reader_that_leaves_is_no_trouble() {
         let output = home.run(args);
         assert_eq!((output.stdout.len(), text(&output.stderr).as_str()), (30_000_000, ""), "{args:?}");
         assert!(output.stdout.iter().all(|byte| *byte == 0));
-        let mut child = spawn(&mut home.command(args));
-        let mut stdout = child.stdout.take().expect("stdout is a pipe");
-        read_until(&mut stdout, "\0");
-        drop(stdout);
-        let output = finish_child(child);
-        assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(141), ""), "{args:?}");
+        assert_ends_with_its_reader(home.command(args), "\0");
     }
 }
 
@@ -130,9 +117,8 @@ fn names_are_checked_found_and_told_apart() {
     assert!(text(&again.stderr).contains("`job` is already running"));
     home.ok(&["run", "-d", "--name", "job-2", "--", "sleep", "1000"]);
     assert_eq!(home.listed("job").expect("listed")["argv"][1], "1000", "an id goes before the beginning of another");
-    let unclear = home.run(&["kill", "jo"]);
-    let said = text(&unclear.stderr);
-    assert_eq!(unclear.status.code(), Some(1));
+    let (_, said, code) = outcome(home.command(&["kill", "jo"]));
+    assert_eq!(code, Some(1));
     assert!(said.contains("/job, ") && said.contains("/job-2"), "{said}");
     let running = home.run(&["forget", "job"]);
     assert!(running.status.code() == Some(1) && text(&running.stderr).contains("exec-server kill job"));
@@ -178,24 +164,22 @@ fn processes_of_a_server_that_was_killed_are_found_by_the_next() {
 }
 
 #[test]
-fn a_server_without_work_ends_in_order_and_leaves_what_was_not_read() {
-    let mut server =
-        TestServer::builder().keep_holders().listen("unix://{dir}/x.sock").arg("--exit-when-idle").arg("1s").start();
-    let mut client = Client::connect(server.url()).expect("connect");
-    client.initialize_with(json!({"clientName": "test", "capabilities": {"ack": true, "gap": true}, "ttlMs": "none"}));
+fn a_server_without_work_exits_in_order_and_keeps_unread_output() {
+    let idle = ["--exit-when-idle", "1s"];
+    let mut server = TestServer::builder().keep_holders().listen("unix://{dir}/x.sock").args(idle).start();
+    let mut client = server.connect();
+    client.initialize_with(with(modern(), json!({"ttlMs": "none"})));
     client.ok("process/start", testkit::start_params("p", &["sh", "-c", "echo kept; sleep 1.5"]));
     client.leave();
     // First a process runs without a connection, so the server stays. After its end the server exits within the idle time of one second.
     assert_eq!(server.wait().code(), Some(0));
     server.restart();
-    let mut client = Client::connect(server.url()).expect("connect");
-    client.initialize();
-    let list = client.ok("process/list", json!({"scope": "all"}));
-    assert_eq!((&list["processes"][0]["processId"], &list["processes"][0]["exited"]), (&json!("p"), &json!(true)));
+    let listed = server.client().listed("p");
+    assert_eq!(listed["exited"], true, "{listed}");
 }
 
 #[test]
-fn a_server_that_is_just_ending_fails_nobody() {
+fn a_server_that_is_just_exiting_fails_no_command() {
     let home = Home::new();
     for round in 0..10 {
         // A server that exits as soon as it can, so that the commands meet it in every state.
@@ -216,9 +200,9 @@ fn a_server_that_is_just_ending_fails_nobody() {
 }
 
 #[test]
-fn a_detached_program_says_what_the_server_grants_it() {
+fn a_detached_program_reports_the_limits_that_the_server_sets() {
     let home = Home::new();
-    let server = TestServer::builder().keep_holders().arg("--session-ttl").arg("2h").start();
+    let server = TestServer::builder().keep_holders().args(["--session-ttl", "2h"]).start();
     let run = |flags: &[&str], id: &str| {
         let all = [&["run", "-d", "--connect", server.url(), "--name", id], flags, &["--", "sleep", "1000"]].concat();
         let output = home.run(&all);
@@ -243,16 +227,9 @@ fn the_users_own_server_keeps_no_lock_of_the_script_that_started_it() {
     let lock = home.path().join("script.lock");
     let run = home.command(&["run", "-d", "--name", "job", "--", "sleep", "1000"]);
     let mut script = std::process::Command::new("sh");
-    script
-        .args(["-c", "exec 9> \"$LOCK\" && flock -n 9 && exec \"$0\" \"$@\""])
-        .arg(run.get_program())
-        .args(run.get_args());
-    for (name, value) in run.get_envs() {
-        match value {
-            Some(value) => script.env(name, value),
-            None => script.env_remove(name),
-        };
-    }
+    script.args(["-c", "exec 9> \"$LOCK\" && flock -n 9 && exec \"$0\" \"$@\""]);
+    script.arg(run.get_program()).args(run.get_args());
+    copy_env(&mut script, &run);
     let started = script.env("LOCK", &lock).stdin(std::process::Stdio::null()).output().expect("run the script");
     assert!(started.status.success(), "{started:?}");
     let file = std::fs::File::open(&lock).expect("open the lock");

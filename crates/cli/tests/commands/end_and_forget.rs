@@ -4,7 +4,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::commands::Home;
-use testkit::{Terminal, TestServer, end_of, read_until, signal, spawn, text, wait_for, wait_gone};
+use testkit::{Terminal, TestServer, end_of, outcome, read_until, signal, spawn, text, wait_for, wait_gone};
 
 /// A script that reacts to SIGTERM only once the file exists, so that the test decides when it ends.
 fn stubborn(gate: &std::path::Path) -> String {
@@ -16,10 +16,7 @@ fn stubborn(gate: &std::path::Path) -> String {
 
 #[test]
 fn kill_returns_when_the_process_has_ended() {
-    let home = Home::new();
-    let gate = home.path().join("gate");
-    home.ok(&["run", "-d", "--name", "job", "--", "sh", "-c", &stubborn(&gate)]);
-    wait_for("it to begin", || home.ok(&["logs", "job"]).starts_with("ready"));
+    let (home, gate) = stubborn_job();
     let mut kill = spawn(&mut home.command(&["kill", "--grace", "10m", "job"]));
     wait_for("it to hear the signal", || home.ok(&["logs", "job"]).contains("term"));
     assert!(kill.try_wait().expect("look at it").is_none(), "it waits");
@@ -29,12 +26,22 @@ fn kill_returns_when_the_process_has_ended() {
     assert_eq!((&listed["closed"], &listed["exit"]["exitCode"]), (&json!(true), &json!(7)));
 }
 
-#[test]
-fn kill_without_waiting_returns_at_once() {
+/// A user with a stubborn process `job` that has begun, and the file that lets it end.
+fn stubborn_job() -> (Home, std::path::PathBuf) {
     let home = Home::new();
     let gate = home.path().join("gate");
-    home.ok(&["run", "-d", "--name", "job", "--", "sh", "-c", &stubborn(&gate)]);
-    wait_for("it to begin", || home.ok(&["logs", "job"]).starts_with("ready"));
+    start_stubborn(&home, "job", &gate);
+    (home, gate)
+}
+
+fn start_stubborn(home: &Home, name: &str, gate: &std::path::Path) {
+    home.ok(&["run", "-d", "--name", name, "--", "sh", "-c", &stubborn(gate)]);
+    wait_for("it to begin", || home.ok(&["logs", name]).starts_with("ready"));
+}
+
+#[test]
+fn kill_without_waiting_returns_at_once() {
+    let (home, gate) = stubborn_job();
     home.ok(&["kill", "--no-wait", "--grace", "10m", "job"]);
     wait_for("it to hear the signal", || home.ok(&["logs", "job"]).contains("term"));
     assert_eq!(home.listed("job").expect("listed")["exited"], false);
@@ -45,7 +52,7 @@ fn kill_without_waiting_returns_at_once() {
 }
 
 #[test]
-fn kill_takes_signals_as_kill_does_everywhere() {
+fn kill_takes_signals_in_the_usual_forms() {
     let home = Home::new();
     for (flag, code) in [("-9", 137), ("-KILL", 137), ("-SIGKILL", 137), ("-HUP", 129)] {
         home.ok(&["run", "-d", "--name", "job", "--", "sleep", "1000"]);
@@ -61,12 +68,11 @@ fn kill_takes_signals_as_kill_does_everywhere() {
 }
 
 #[test]
-fn kill_asks_all_before_it_waits_for_the_first() {
+fn kill_signals_all_before_it_waits_for_the_first() {
     let home = Home::new();
     let gate = home.path().join("gate");
     for name in ["one", "two"] {
-        home.ok(&["run", "-d", "--name", name, "--", "sh", "-c", &stubborn(&gate)]);
-        wait_for("it to begin", || home.ok(&["logs", name]).starts_with("ready"));
+        start_stubborn(&home, name, &gate);
     }
     let mut kill = spawn(&mut home.command(&["kill", "--grace", "10m", "one", "two"]));
     wait_for("both to hear it", || ["one", "two"].iter().all(|name| home.ok(&["logs", name]).contains("term")));
@@ -75,7 +81,7 @@ fn kill_asks_all_before_it_waits_for_the_first() {
 }
 
 #[test]
-fn forget_with_force_ends_it_first() {
+fn forget_with_force_ends_the_process_first() {
     let home = Home::new();
     home.ok(&["run", "-d", "--name", "job", "--", "sleep", "1000"]);
     let pid = home.listed("job").expect("listed")["pid"].as_u64().expect("a number");
@@ -86,7 +92,7 @@ fn forget_with_force_ends_it_first() {
 }
 
 #[test]
-fn all_that_have_ended_are_forgotten_and_what_runs_stays() {
+fn all_ended_processes_are_forgotten_and_running_ones_stay() {
     let home = Home::new();
     for name in ["one", "two", "three"] {
         home.ok(&["run", "-d", "--name", name, "--", "echo", name]);
@@ -96,10 +102,9 @@ fn all_that_have_ended_are_forgotten_and_what_runs_stays() {
     let pruned = home.run(&["prune", "--older", "1h"]);
     assert_eq!((pruned.status.code(), text(&pruned.stdout).as_str()), (Some(0), ""));
     home.ok(&["forget", "one"]);
-    let pruned = home.run(&["prune"]);
-    assert_eq!(text(&pruned.stdout), "two\nthree\n");
-    assert_eq!(text(&pruned.stderr), "exec-server: forgot 2 processes, freed 10 B of output\n");
-    assert_eq!(pruned.status.code(), Some(0));
+    let (out, said, code) = outcome(home.command(&["prune"]));
+    assert_eq!((out.as_str(), code), ("two\nthree\n", Some(0)));
+    assert_eq!(said, "exec-server: forgot 2 processes, freed 10 B of output\n");
     home.ok(&["run", "-d", "--name", "four", "--", "echo", "four"]);
     assert_eq!(home.run(&["wait", "four"]).status.code(), Some(0));
     assert_eq!(home.json(&["prune", "--json"]), json!({"forgotten": ["four"], "freedBytes": 5}));
@@ -143,7 +148,7 @@ fn run_with_rm_leaves_nothing_when_it_has_ended() {
     std::fs::write(&gate, "").expect("open the gate");
     read_until(&mut stdout, "two\n");
     assert_eq!(end_of(&mut follow).code(), Some(0), "a reader gets the end");
-    assert_eq!(end_of(&mut wait).code(), Some(3), "and so does one that waits");
+    assert_eq!(end_of(&mut wait).code(), Some(3), "and so does `wait`");
     wait_for("it to be forgotten", || home.listed("job").is_none());
 }
 

@@ -1,14 +1,11 @@
 //! Runs the examples of the client library as a reader would: the real programs, with and without a server. `cargo test --workspace` builds
 //! them beside the tests; a missing example is a failure, not a skipped test.
 
-use std::{
-    path::PathBuf,
-    process::{Command, Output},
-};
+use std::{path::PathBuf, process::Command};
 
 use tempfile::TempDir;
 
-use testkit::{TestServer, finish, finish_with_input, text};
+use testkit::{TestServer, finish_with_input, outcome, text};
 
 /// The path of an example program, built with this test.
 fn example(name: &str) -> PathBuf {
@@ -48,18 +45,15 @@ fn home() -> TempDir {
 #[track_caller]
 fn check_last_line(name: &str, last: &str) {
     let (server, home) = (TestServer::start(), home());
-    let Output { status, stderr, .. } = finish(command(name, &home, Some(server.url())));
-    let said = text(&stderr);
-    assert!(status.success(), "{name}: {status}: {said}");
+    let (_, said, code) = outcome(command(name, &home, Some(server.url())));
+    assert_eq!(code, Some(0), "{name}: {said}");
     assert_eq!(said.lines().last(), Some(last), "{said}");
     assert_eq!(std::fs::read_dir(home.path()).expect("read the home").count(), 0, "{name} left a file");
-    let mut client = server.client();
-    let left = client.ok("process/list", serde_json::json!({"scope": "all"}));
-    assert_eq!(left["processes"], serde_json::json!([]), "{name} left a process");
+    assert!(server.client().list_all().is_empty(), "{name} left a process");
 }
 
 #[test]
-fn the_agent_loses_nothing_to_a_cut_and_to_its_own_death() {
+fn the_agent_loses_nothing_through_a_cut_and_its_own_death() {
     let last = "agent: 30 steps in order through a cut and a death; 1 answer repeated and skipped, nothing lost";
     check_last_line("agent", last);
 }
@@ -80,9 +74,9 @@ fn a_command_runs_on_a_server_and_inside_the_program_alike() {
         assert_eq!(output.status.code(), Some(3), "{url:?}");
         let mut run = command("run_command", &home, url);
         run.arg("no-such-program");
-        let output = finish(run);
-        assert_eq!(output.status.code(), Some(255), "{url:?}");
-        assert!(text(&output.stderr).contains("no-such-program"), "{url:?}: {}", text(&output.stderr));
+        let (_, said, code) = outcome(run);
+        assert_eq!(code, Some(255), "{url:?}");
+        assert!(said.contains("no-such-program"), "{url:?}: {said}");
     }
     assert_eq!(std::fs::read_dir(home.path()).expect("read the home").count(), 0, "a private directory is left");
 }

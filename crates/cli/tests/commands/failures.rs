@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 
 use crate::commands::Home;
 use testkit::{
-    Client, MessageProxy, Side, Terminal, TestServer, Verdict, end_of, finish, finish_child, finish_with_input,
-    pattern, read_until, signal, spawn, start_params, text, wait_for,
+    Client, MessageProxy, Side, Terminal, TestServer, Verdict, end_of, finish, finish_child, finish_with_input, modern,
+    outcome, pattern, read_until, signal, spawn, start_params, text, wait_for, with,
 };
 
 /// An error answer.
@@ -34,16 +34,12 @@ fn asks(side: Side, message: &Value, method: &str) -> bool {
 /// A client with our capabilities in a session with an unlimited time-to-live, and the session's id.
 fn owner(server: &TestServer) -> (Client, String) {
     let mut client = server.connect();
-    let capabilities = json!({"ack": true, "gap": true, "concurrent": true});
-    let params = json!({"clientName": "test", "capabilities": capabilities, "ttlMs": "none"});
-    let session = client.initialize_with(params)["sessionId"].as_str().expect("a session").to_owned();
+    let session = client.open_session(with(modern(), json!({"ttlMs": "none"})));
     (client, session)
 }
 
 fn listed(server: &TestServer, id: &str) -> Value {
-    let list = server.client().ok("process/list", json!({"scope": "all"}));
-    let all = list["processes"].as_array().expect("a list");
-    all.iter().find(|process| process["processId"] == id).cloned().unwrap_or_default()
+    server.client().listed(id)
 }
 
 /// Bytes of a log that needs more than one read.
@@ -61,7 +57,7 @@ fn server_with_a_log() -> TestServer {
 }
 
 #[test]
-fn a_log_whose_session_is_lost_midway_is_no_success() {
+fn a_log_whose_session_is_lost_midway_is_an_error() {
     let server = server_with_a_log();
     let mut reads = 0;
     let proxy = MessageProxy::start(server.url(), move |side, message| {
@@ -85,7 +81,7 @@ fn a_log_whose_session_is_lost_midway_is_no_success() {
 }
 
 #[test]
-fn a_log_of_which_a_server_tells_nothing_is_no_success() {
+fn a_log_that_the_server_stops_sending_is_an_error() {
     let server = server_with_a_log();
     let mut reads = 0;
     let proxy = MessageProxy::start(server.url(), move |side, message| {
@@ -94,40 +90,33 @@ fn a_log_of_which_a_server_tells_nothing_is_no_success() {
         }
         reads += 1;
         let next = message["params"]["afterSeq"].as_u64().expect("a number") + 1;
-        match reads {
-            1 => Verdict::Pass,
-            _ => Verdict::Answer(
-                json!({"result": {"chunks": [], "nextSeq": next, "exited": false, "exitCode": null, "closed": false, "failure": null}}),
-            ),
-        }
+        let nothing =
+            json!({"chunks": [], "nextSeq": next, "exited": false, "exitCode": null, "closed": false, "failure": null});
+        if reads == 1 { Verdict::Pass } else { Verdict::Answer(json!({"result": nothing})) }
     });
-    let output = Home::new().run(&["logs", "--json", "--connect", &proxy.url(), "big"]);
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(255), "{said}");
-    assert!(!output.stdout.is_empty() && said.contains("the server sent nothing after"), "{said}");
+    let (out, said, code) = outcome(Home::new().command(&["logs", "--json", "--connect", &proxy.url(), "big"]));
+    assert_eq!(code, Some(255), "{said}");
+    assert!(!out.is_empty() && said.contains("the server sent nothing after"), "{said}");
 }
 
 #[test]
-fn the_log_of_a_process_whose_holder_died_is_printed_whole_and_is_no_success() {
+fn the_log_of_a_process_whose_holder_died_is_printed_completely_and_is_an_error() {
     let server = TestServer::builder().keep_holders().start();
     let (mut client, _) = owner(&server);
     let program = format!("head -c {LARGE} /dev/zero | tr '\\0' x; exec sleep 1000");
     client.ok("process/start", start_params("big", &["sh", "-c", &program]));
     wait_for("all of it", || listed(&server, "big")["outputBytes"] == LARGE);
     client.leave();
-    let is_holder =
-        |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "exec-holder");
-    let holder = server.processes().into_iter().find(is_holder).expect("a holder");
-    signal(holder, Signal::KILL);
+    signal(server.holder(), Signal::KILL);
     wait_for("the news", || listed(&server, "big")["exit"]["cause"] == "lost");
-    let output = Home::new().run(&["logs", "--connect", server.url(), "big"]);
-    let said = text(&output.stderr);
-    assert_eq!((output.status.code(), output.stdout.len()), (Some(255), LARGE), "{said}");
+    let home = Home::new();
+    let (out, said, code) = outcome(home.command(&["logs", "--connect", server.url(), "big"]));
+    assert_eq!((code, out.len()), (Some(255), LARGE), "{said}");
     assert!(said.contains("the holder of this process died"), "{said}");
 }
 
 #[test]
-fn an_exit_before_the_first_event_that_is_read_is_known_all_the_same() {
+fn an_exit_before_the_first_event_that_is_read_is_known_nevertheless() {
     let home = Home::new();
     home.ok(&["run", "-d", "--name", "job", "--", "sh", "-c", "echo one; exit 4"]);
     assert_eq!(home.run(&["wait", "job"]).status.code(), Some(4));
@@ -158,11 +147,7 @@ fn server_with_an_ended_process() -> (TestServer, Client, String) {
 
 /// Resumes a session, like a client that reconnects.
 fn come_back(server: &TestServer, session: &str) -> Client {
-    let mut client = server.connect();
-    let capabilities = json!({"ack": true, "gap": true, "concurrent": true});
-    let params = json!({"clientName": "test", "capabilities": capabilities, "resumeSessionId": session, "takeover": true, "ttlMs": "none"});
-    client.initialize_with(params);
-    client
+    server.resume(session, with(modern(), json!({"takeover": true, "ttlMs": "none"})))
 }
 
 /// Makes the server look like one that does not end empty sessions itself, so that the command has to do it.
@@ -172,16 +157,35 @@ fn as_an_older_server(message: &mut Value) {
     }
 }
 
+/// A proxy that alters messages with `alter` and passes the `ttlMs` of each resume to `see`.
+fn watching_resumes(
+    server: &TestServer,
+    alter: fn(&mut Value),
+    mut see: impl FnMut(&Value) + Send + 'static,
+) -> MessageProxy {
+    MessageProxy::start(server.url(), move |_, message| {
+        alter(message);
+        if message["params"]["resumeSessionId"].is_string() {
+            see(&message["params"]["ttlMs"]);
+        }
+        Verdict::Pass
+    })
+}
+
+fn counting_resumes(server: &TestServer, alter: fn(&mut Value)) -> (MessageProxy, Arc<AtomicU32>) {
+    let resumes = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&resumes);
+    let see = move |_: &Value| {
+        count.fetch_add(1, Ordering::SeqCst);
+    };
+    (watching_resumes(server, alter, see), resumes)
+}
+
 #[test]
 fn forget_leaves_an_empty_session_to_a_server_that_ends_it_itself() {
     let (server, client, session) = server_with_an_ended_process();
     client.leave();
-    let resumes = Arc::new(AtomicU32::new(0));
-    let count = Arc::clone(&resumes);
-    let proxy = MessageProxy::start(server.url(), move |_, message| {
-        count.fetch_add(u32::from(message["params"]["resumeSessionId"].is_string()), Ordering::SeqCst);
-        Verdict::Pass
-    });
+    let (proxy, resumes) = counting_resumes(&server, |_| {});
     Home::new().ok(&["forget", "--connect", &proxy.url(), "old"]);
     assert_eq!((listed(&server, "old"), resumes.load(Ordering::SeqCst)), (Value::Null, 0));
     // The client of the session may be about to reconnect.
@@ -189,15 +193,9 @@ fn forget_leaves_an_empty_session_to_a_server_that_ends_it_itself() {
 }
 
 #[test]
-fn forget_asks_once_for_a_session_that_somebody_has() {
+fn forget_asks_once_for_a_session_that_has_a_client() {
     let (server, mut client, session) = server_with_an_ended_process();
-    let resumes = Arc::new(AtomicU32::new(0));
-    let count = Arc::clone(&resumes);
-    let proxy = MessageProxy::start(server.url(), move |_, message| {
-        as_an_older_server(message);
-        count.fetch_add(u32::from(message["params"]["resumeSessionId"].is_string()), Ordering::SeqCst);
-        Verdict::Pass
-    });
+    let (proxy, resumes) = counting_resumes(&server, as_an_older_server);
     let url = proxy.url();
     let command = thread::spawn(move || {
         let home = Home::new();
@@ -216,17 +214,13 @@ fn forget_asks_once_for_a_session_that_somebody_has() {
 }
 
 #[test]
-fn forget_leaves_the_session_of_a_client_that_is_just_away() {
+fn forget_leaves_the_session_of_a_client_that_is_briefly_away() {
     let (server, client, session) = server_with_an_ended_process();
     client.leave();
     let lives = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&lives);
-    let proxy = MessageProxy::start(server.url(), move |_, message| {
-        as_an_older_server(message);
-        if message["params"]["resumeSessionId"].is_string() {
-            seen.lock().expect("no panic under the lock").push(message["params"]["ttlMs"].clone());
-        }
-        Verdict::Pass
+    let proxy = watching_resumes(&server, as_an_older_server, move |ttl| {
+        seen.lock().expect("no panic under the lock").push(ttl.clone());
     });
     Home::new().ok(&["forget", "--connect", &proxy.url(), "old"]);
     assert_eq!(listed(&server, "old"), Value::Null, "it is forgotten");
@@ -237,83 +231,73 @@ fn forget_leaves_the_session_of_a_client_that_is_just_away() {
 }
 
 #[test]
-fn forget_ends_nothing_that_was_started_meanwhile() {
+fn forget_ends_nothing_that_was_started_in_between() {
     let (server, client, session) = server_with_an_ended_process();
     client.leave();
     let server = Arc::new(server);
     let (busy, lives) = (Arc::clone(&server), Arc::new(Mutex::new(Vec::new())));
     let seen = Arc::clone(&lives);
-    let proxy = MessageProxy::start(server.url(), move |_, message| {
-        as_an_older_server(message);
-        if message["params"]["resumeSessionId"].is_string() {
-            let mut lives = seen.lock().expect("no panic under the lock");
-            if lives.is_empty() {
-                // The session's client starts a process and leaves, between the listing and the resume of the command.
-                let mut client = come_back(&busy, &session);
-                client.ok("process/start", start_params("new", &["sleep", "1000"]));
-                client.leave();
-            }
-            lives.push(message["params"]["ttlMs"].clone());
+    let proxy = watching_resumes(&server, as_an_older_server, move |ttl| {
+        let mut lives = seen.lock().expect("no panic under the lock");
+        if lives.is_empty() {
+            // The session's client starts a process and leaves, between the listing and the resume of the command.
+            let mut client = come_back(&busy, &session);
+            client.ok("process/start", start_params("new", &["sleep", "1000"]));
+            client.leave();
         }
-        Verdict::Pass
+        lives.push(ttl.clone());
     });
     Home::new().ok(&["forget", "--connect", &proxy.url(), "old"]);
     assert_eq!(listed(&server, "new")["exited"], false, "it runs");
-    assert_eq!(
-        *lives.lock().expect("no panic under the lock"),
-        [json!(30_000), json!("none")],
-        "and not for less time"
-    );
+    let lives = lives.lock().expect("no panic under the lock").clone();
+    assert_eq!(lives, [json!(30_000), json!("none")], "and not for less time");
     drop(proxy);
 }
 
 /// A program that acts only after it has read all of its input.
 const COMMITS: [&str; 3] = ["sh", "-c", "echo up; cat; echo committed"];
 
-fn run_through(proxy: &MessageProxy, home: &Home) -> Output {
-    let url = proxy.url();
-    let command = home.command(&[&["run", "--connect", &url, "--"], &COMMITS[..]].concat());
+/// Runs [`COMMITS`], which must not commit because its input is incomplete for this reason.
+fn assert_not_committed(output: &Output, reason: &str) {
+    let said = text(&output.stderr);
+    assert_eq!((output.status.code(), text(&output.stdout).contains("committed")), (Some(255), false), "{said}");
+    assert!(said.contains(&format!("because its stdin is incomplete: {reason}")), "{said}");
+}
+
+fn run_through(proxy: &MessageProxy) -> Output {
+    let home = Home::new();
+    let command = home.command(&[&["run", "--connect", &proxy.url(), "--"], &COMMITS[..]].concat());
     finish_with_input(command, &pattern(0, 600_000))
 }
 
 #[test]
-fn input_that_cannot_be_read_is_not_its_end() {
+fn unreadable_input_is_not_treated_as_its_end() {
     let home = Home::new();
     let directory = || File::open(home.path()).expect("open a directory");
     let mut command = home.command(&[&["run", "--"], &COMMITS[..]].concat());
     command.stdin(directory());
-    let output = finish(command);
-    let said = text(&output.stderr);
-    assert_eq!((output.status.code(), text(&output.stdout).contains("committed")), (Some(255), false), "{said}");
-    assert!(said.contains("because its stdin is incomplete: read standard input: Is a directory"), "{said}");
+    assert_not_committed(&finish(command), "read standard input: Is a directory");
     // A guest detaches and ends nothing.
     home.ok(&["run", "-d", "--name", "job", "--", "sleep", "1000"]);
     let mut command = home.command(&["attach", "job"]);
     command.stdin(directory());
-    let output = finish(command);
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(255), "{said}");
+    let (_, said, code) = outcome(command);
+    assert_eq!(code, Some(255), "{said}");
     assert!(said.contains("detached from `job`, which keeps running: read standard input: Is a directory"), "{said}");
     assert_eq!(home.listed("job").expect("listed")["exited"], false);
 }
 
 #[test]
-fn input_that_a_server_refuses_is_not_its_end() {
+fn input_that_a_server_refuses_is_not_treated_as_its_end() {
     let server = TestServer::start();
     let proxy = MessageProxy::start(server.url(), |side, message| {
         if asks(side, message, "process/write") { refusal("resourcesExhausted") } else { Verdict::Pass }
     });
-    let output = run_through(&proxy, &Home::new());
-    let said = text(&output.stderr);
-    assert_eq!((output.status.code(), text(&output.stdout).contains("committed")), (Some(255), false), "{said}");
-    assert!(
-        said.contains("because its stdin is incomplete: forward standard input: refused: resourcesExhausted"),
-        "{said}"
-    );
+    assert_not_committed(&run_through(&proxy), "forward standard input: refused: resourcesExhausted");
 }
 
 #[test]
-fn input_that_may_have_been_lost_with_the_link_is_not_its_end() {
+fn input_that_may_have_been_lost_with_the_link_is_not_treated_as_its_end() {
     let server = TestServer::start();
     let mut is_cut = false;
     // Imitate a server that keeps no write ids.
@@ -330,10 +314,7 @@ fn input_that_may_have_been_lost_with_the_link_is_not_its_end() {
         }
         Verdict::Pass
     });
-    let output = run_through(&proxy, &Home::new());
-    let said = text(&output.stderr);
-    assert_eq!((output.status.code(), text(&output.stdout).contains("committed")), (Some(255), false), "{said}");
-    assert!(said.contains("because its stdin is incomplete: forward standard input: process/write: "), "{said}");
+    assert_not_committed(&run_through(&proxy), "forward standard input: process/write: ");
 }
 
 /// Runs a program whose first signal is sent into a link that breaks before the answer. Returns stderr and the exit code.
@@ -417,7 +398,7 @@ fn a_terminal_is_raw_only_when_there_is_a_program_for_its_keys() {
 }
 
 #[test]
-fn two_signals_call_off_a_start_whose_server_is_away() {
+fn two_signals_cancel_a_start_whose_server_is_away() {
     let server = TestServer::start();
     let proxy = MessageProxy::start(server.url(), |side, message| {
         if asks(side, message, "process/start") { Verdict::Shut } else { Verdict::Pass }

@@ -14,7 +14,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::commands::Home;
-use testkit::{TestServer, end_of, finish, finish_child, pattern, read_until, signal, spawn, text};
+use testkit::{
+    TestServer, assert_ends_with_its_reader, end_of, finish, finish_child, mode_of, outcome, pattern, read_until,
+    signal, spawn, text,
+};
 
 /// A server with its own home and working directory, and a user in another directory.
 pub(crate) struct World {
@@ -38,8 +41,7 @@ impl World {
 
     /// Returns stdout, stderr and the exit code.
     pub(crate) fn run(&self, args: &[&str]) -> (String, String, Option<i32>) {
-        let output = finish(self.command(args));
-        (text(&output.stdout), text(&output.stderr), output.status.code())
+        outcome(self.command(args))
     }
 
     /// Returns stdout; the command must succeed without messages.
@@ -61,7 +63,7 @@ fn lines(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn directories_are_listed_and_files_described() {
+fn directories_are_listed_and_files_are_described() {
     let world = World::new();
     world.put("b.txt", "hello");
     world.put("dir/inner", "");
@@ -102,23 +104,18 @@ fn files_are_printed_byte_for_byte() {
     let (_, said, code) = world.run(&["cat", "."]);
     assert_eq!(code, Some(1), "{said}");
     // If the reader closes the pipe, the command ends without a message.
-    let mut child = spawn(&mut world.command(&["cat", "noise", "noise"]));
-    drop(child.stdout.take());
-    let output = finish_child(child);
-    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(141), ""));
+    assert_ends_with_its_reader(world.command(&["cat", "noise", "noise"]), "");
 }
 
 #[test]
-fn directories_are_made_and_removed() {
+fn directories_are_created_and_removed() {
     let world = World::new();
     world.ok(&["mkdir", "a"]);
     assert_eq!(world.run(&["mkdir", "a"]).2, Some(1));
     assert_eq!(world.run(&["mkdir", "x/y"]).2, Some(1));
     world.ok(&["mkdir", "-p", "x/y", "x/y"]);
     world.ok(&["mkdir", "-m", "700", "private"]);
-    let mode =
-        std::os::unix::fs::MetadataExt::mode(&fs::metadata(world.tree.path().join("private")).expect("it is there"));
-    assert_eq!(mode & 0o7777, 0o700);
+    assert_eq!(mode_of(world.tree.path().join("private")), 0o700);
     world.put("x/y/file", "");
     assert_eq!(world.run(&["rm", "x"]).2, Some(1));
     assert!(world.tree.path().join("x/y/file").exists());
@@ -136,12 +133,10 @@ fn directories_are_made_and_removed() {
 #[test]
 fn a_tree_is_drawn() {
     let world = World::new();
-    world.put("a/b/x", "12");
-    world.put("a/c", "");
-    world.put("d", "");
-    world.put(".git/x", "");
-    world.put("ignored", "");
-    world.put(".gitignore", "ignored\n");
+    let files = [("a/b/x", "12"), ("a/c", ""), ("d", ""), (".git/x", ""), ("ignored", ""), (".gitignore", "ignored\n")];
+    for (name, content) in files {
+        world.put(name, content);
+    }
     assert_eq!(world.ok(&["tree"]), ".\n├── a/\n│   ├── b/\n│   │   └── x\n│   └── c\n├── d\n└── ignored\n");
     assert_eq!(world.ok(&["tree", "--ignore-rules", "-L", "1"]), ".\n├── a/\n└── d\n");
     let all = lines(&world.ok(&["tree", "--json", "a"]));
@@ -152,7 +147,7 @@ fn a_tree_is_drawn() {
 }
 
 #[test]
-fn lines_are_found_and_codes_say_whether() {
+fn grep_finds_lines_and_its_exit_code_tells_whether() {
     let world = World::new();
     world.put("src/a.rs", "fn main() {\n    needle();\n}\n\n\nlast Needle\n");
     world.put("src/b.txt", "needle\n");
@@ -160,18 +155,15 @@ fn lines_are_found_and_codes_say_whether() {
     world.put(".gitignore", "skipped\n");
     world.put("bin", b"needle\0");
     assert_eq!(world.ok(&["grep", "needle"]), "src/a.rs:    needle();\nsrc/b.txt:needle\n");
-    assert_eq!(
-        world.ok(&["grep", "-n", "-i", "needle", "src/a.rs"]),
-        "src/a.rs:2:    needle();\nsrc/a.rs:6:last Needle\n"
-    );
+    let found = "src/a.rs:2:    needle();\nsrc/a.rs:6:last Needle\n";
+    assert_eq!(world.ok(&["grep", "-n", "-i", "needle", "src/a.rs"]), found);
     assert_eq!(world.ok(&["grep", "-l", "needle", "src"]), "src/a.rs\nsrc/b.txt\n");
     assert_eq!(world.ok(&["grep", "-g", "*.rs", "needle"]), "src/a.rs:    needle();\n");
     assert_eq!(world.ok(&["grep", "-g", "!*.rs", "--no-ignore", "needle"]), "skipped/x:needle\nsrc/b.txt:needle\n");
     assert_eq!(world.ok(&["grep", "-F", "needle()", "src"]), "src/a.rs:    needle();\n");
-    assert_eq!(
-        world.ok(&["grep", "-n", "-C", "1", "-i", "needle", "src/a.rs"]),
-        "src/a.rs-1-fn main() {\nsrc/a.rs:2:    needle();\nsrc/a.rs-3-}\n--\nsrc/a.rs-5-\nsrc/a.rs:6:last Needle\n"
-    );
+    let around =
+        "src/a.rs-1-fn main() {\nsrc/a.rs:2:    needle();\nsrc/a.rs-3-}\n--\nsrc/a.rs-5-\nsrc/a.rs:6:last Needle\n";
+    assert_eq!(world.ok(&["grep", "-n", "-C", "1", "-i", "needle", "src/a.rs"]), around);
     let told = lines(&world.ok(&["grep", "--json", "needle"]));
     assert_eq!((&told[0]["path"], &told[0]["spans"]), (&json!("src/a.rs"), &json!([[4, 10]])));
     assert_eq!((&told[2]["summary"]["matches"], &told[2]["summary"]["binary"]), (&json!(2), &json!(1)));
@@ -186,7 +178,7 @@ fn lines_are_found_and_codes_say_whether() {
 }
 
 #[test]
-fn names_of_any_bytes_come_out_as_they_are() {
+fn names_of_any_bytes_are_printed_unchanged() {
     let world = World::new();
     let name = OsStr::from_bytes(b"new\nline\xff");
     world.put(name, "needle\n");
@@ -206,7 +198,7 @@ fn names_of_any_bytes_come_out_as_they_are() {
 }
 
 #[test]
-fn changes_are_told_as_they_happen() {
+fn changes_are_printed_as_they_happen() {
     let world = World::new();
     world.put("sub/old", "");
     let mut child = spawn(&mut world.command(&["watch", "--settle", "10ms"]));
@@ -226,9 +218,8 @@ fn changes_are_told_as_they_happen() {
     fs::remove_dir_all(world.tree.path().join("gone")).expect("remove the directory");
     let output = finish_child(child);
     assert_eq!(output.status.code(), Some(1));
-    assert!(
-        lines(&text(&output.stdout)).contains(&json!({"path": "gone/x", "change": "removed", "isDirectory": false}))
-    );
+    let removed = json!({"path": "gone/x", "change": "removed", "isDirectory": false});
+    assert!(lines(&text(&output.stdout)).contains(&removed));
     let mut child = spawn(&mut world.command(&["watch", "--once", "--exclude", "sub"]));
     let mut said = child.stderr.take().expect("a pipe");
     read_until(&mut said, "directories: 1");
@@ -248,8 +239,8 @@ fn without_a_server_paths_are_those_of_this_machine_and_directory() {
     let run = |args: &[&str]| {
         let mut command = home.command(args);
         command.current_dir(&dir);
-        let output = finish(command);
-        (text(&output.stdout), output.status.code())
+        let (out, _, code) = outcome(command);
+        (out, code)
     };
     assert_eq!(run(&["fs", "ls"]), ("file\n".to_owned(), Some(0)));
     assert_eq!(run(&["fs", "grep", "needle"]), ("file:needle\n".to_owned(), Some(0)));

@@ -3,10 +3,10 @@
 use std::{fs, io::Read as _};
 
 use crate::commands::{Home, fs::World, tree_helpers::hidden};
-use testkit::{Proxy, TestServer, finish, finish_child, pattern, read_until, spawn, text, wait_for};
+use testkit::{Proxy, TestServer, finish_child, outcome, pattern, read_until, spawn, text, wait_for};
 
 #[test]
-fn a_directory_is_removed_by_its_name_and_when_asked_for() {
+fn a_directory_is_removed_only_by_its_name_and_with_the_flag() {
     let world = World::new();
     world.put("kept/file", "x");
     fs::create_dir(world.tree.path().join("empty")).expect("make a directory");
@@ -26,7 +26,7 @@ fn a_directory_is_removed_by_its_name_and_when_asked_for() {
 }
 
 #[test]
-fn what_went_wrong_is_said_once() {
+fn each_error_names_its_path_once() {
     let world = World::new();
     let none = world.tree.path().canonicalize().expect("it exists").join("none");
     let none = none.display();
@@ -48,7 +48,7 @@ fn what_went_wrong_is_said_once() {
 }
 
 #[test]
-fn a_file_is_printed_to_its_end_through_a_restart_of_its_server() {
+fn a_file_is_printed_completely_through_a_restart_of_its_server() {
     let mut world = World::new();
     // More than the requests in flight and the pipe can hold, which is about 9 MiB.
     let noise = pattern(0, 12 << 20);
@@ -72,11 +72,8 @@ fn a_file_is_printed_to_its_end_through_a_restart_of_its_server() {
     assert!(read == noise, "{} of {} bytes", read.len(), noise.len());
     let output = finish_child(changed);
     assert_eq!(output.status.code(), Some(1));
-    assert!(
-        text(&output.stderr).contains("other`: changed while its server was unavailable"),
-        "{}",
-        text(&output.stderr)
-    );
+    let said = text(&output.stderr);
+    assert!(said.contains("other`: changed while its server was unavailable"), "{said}");
 }
 
 #[test]
@@ -98,7 +95,7 @@ fn names_that_only_look_like_ours_are_listed_and_copied() {
 }
 
 #[test]
-fn a_copy_that_says_nothing_of_a_server_is_refused() {
+fn a_copy_that_names_no_server_is_refused() {
     let home = Home::new();
     fs::write(home.path().join("a"), "x").expect("write");
     for (args, said) in [
@@ -110,9 +107,9 @@ fn a_copy_that_says_nothing_of_a_server_is_refused() {
     ] {
         let mut command = home.command(&[&["cp"], args].concat());
         command.current_dir(home.path());
-        let output = finish(command);
-        assert_eq!(output.status.code(), Some(2), "{args:?}");
-        assert!(text(&output.stderr).contains(said), "{args:?}: {}", text(&output.stderr));
+        let (_, stderr, code) = outcome(command);
+        assert_eq!(code, Some(2), "{args:?}");
+        assert!(stderr.contains(said), "{args:?}: {stderr}");
     }
     assert!(!home.path().join("b").exists());
 }
@@ -126,18 +123,18 @@ fn the_token_of_one_server_is_not_shown_to_the_other() {
     let copy = |flags: &[&str]| {
         let mut command = home.command(&[&["cp"], flags, &[&source, &target]].concat());
         command.env("EXEC_SERVER_TOKEN", from.token());
-        finish(command)
+        outcome(command)
     };
-    let output = copy(&["--connect", &address, "--to", to.url()]);
-    assert_eq!((text(&output.stderr).as_str(), output.status.code()), ("", Some(0)));
+    let (_, said, code) = copy(&["--connect", &address, "--to", to.url()]);
+    assert_eq!((said.as_str(), code), ("", Some(0)));
     assert!(to.dir().join("a").exists());
-    let output = copy(&["--from", &address, "--to", to.url()]);
-    assert_eq!(output.status.code(), Some(255), "it is for a server that --connect names");
-    assert!(text(&output.stderr).contains("token missing or rejected (401)"), "{}", text(&output.stderr));
+    let (_, said, code) = copy(&["--from", &address, "--to", to.url()]);
+    assert_eq!(code, Some(255), "it is for a server that --connect names");
+    assert!(said.contains("token missing or rejected (401)"), "{said}");
 }
 
 #[test]
-fn a_link_that_breaks_is_told_and_so_is_that_it_is_back() {
+fn a_broken_link_is_reported_and_so_is_its_recovery() {
     let server = TestServer::builder().behind_proxy().start();
     let home = Home::new();
     let source = server.dir().join("large");

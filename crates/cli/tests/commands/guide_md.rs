@@ -7,7 +7,7 @@ use std::{
     fs,
     io::{BufRead as _, BufReader},
     net::TcpListener,
-    os::unix::fs::{PermissionsExt as _, symlink},
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -15,8 +15,8 @@ use std::{
 use rustix::process::Signal;
 
 use testkit::{
-    Authority, Running, Terminal, binary, descendants, end_of, finish, marked, signal, spawn, test_mcp_server, text,
-    wait_for, wait_gone,
+    Authority, Running, Terminal, binary, copy_env, descendants, end_of, finish, marked, set_mode, signal, spawn,
+    test_mcp_server, text, wait_for, wait_gone,
 };
 
 use super::Home;
@@ -129,7 +129,7 @@ impl Reader {
              unset XDG_STATE_HOME XDG_CONFIG_HOME EXEC_SERVER_URL\nexec sh -c \"$last\"\n"
         );
         reader.write("bin/ssh", &ssh);
-        fs::set_permissions(reader.path("bin/ssh"), fs::Permissions::from_mode(0o755)).expect("make it a program");
+        set_mode(reader.path("bin/ssh"), 0o755);
         reader
     }
 
@@ -162,12 +162,7 @@ impl Reader {
 
     fn shell(&self, command: &str) -> Command {
         let mut shell = Command::new("sh");
-        for (name, value) in self.home.command(&[]).get_envs() {
-            match value {
-                Some(value) => shell.env(name, value),
-                None => shell.env_remove(name),
-            };
-        }
+        copy_env(&mut shell, &self.home.command(&[]));
         let path = format!("{}:/usr/bin:/bin", self.path("bin").display());
         shell.args(["-c", &format!("exec 2>&1\n{}{command}", self.exports)]).env("PATH", path);
         shell.current_dir(self.path(WORK)).stdin(Stdio::null()).stdout(Stdio::piped());
@@ -357,7 +352,6 @@ fn commands_are_found_with_their_output() {
         commands(page).into_iter().map(|found| (found.line, found.command, found.shown.join("\n"))).collect();
     let expected = [(2, "a", "out"), (4, "b", ""), (11, "c", "")];
     assert_eq!(found, expected.map(|(line, command, shown)| (line, command.to_owned(), shown.to_owned())));
-    assert!(
-        is_like("nightly  21664  eef432ff", "nightly 7 abcdefab") && !is_like("a 1", "a b") && !is_like("a", "a b")
-    );
+    assert!(is_like("nightly  21664  eef432ff", "nightly 7 abcdefab"));
+    assert!(!is_like("a 1", "a b") && !is_like("a", "a b"));
 }

@@ -1,10 +1,10 @@
 //! Habits from other programs: flags and forms of docker, ssh, scp, kill and ls that mean the same here, and hints where a word means
 //! something else.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
+use std::{fs, path::Path};
 
 use crate::commands::Home;
-use testkit::{Terminal, TestServer, end_of, finish, finish_with_input, text};
+use testkit::{Terminal, TestServer, end_of, finish_with_input, outcome, set_mode, text};
 
 /// A server with the working directory `there`, and a user who has named it `box`.
 struct World {
@@ -27,21 +27,24 @@ impl World {
         self.home.path().join("there").join(path)
     }
 
-    /// Runs a command in the user's directory; it must succeed.
-    fn ok(&self, args: &[&str]) -> String {
+    /// Runs a command in the user's directory; returns stdout, stderr and the exit code.
+    fn run(&self, args: &[&str]) -> (String, String, Option<i32>) {
         let mut command = self.home.command(args);
         command.current_dir(self.home.path());
-        let output = finish(command);
-        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-        text(&output.stdout)
+        outcome(command)
     }
 
-    fn fails(&self, args: &[&str], code: i32) -> String {
-        let mut command = self.home.command(args);
-        command.current_dir(self.home.path());
-        let output = finish(command);
-        assert_eq!(output.status.code(), Some(code), "{args:?}: {}", text(&output.stderr));
-        text(&output.stderr)
+    /// Runs a command that must succeed.
+    fn ok(&self, args: &[&str]) -> String {
+        let (out, said, code) = self.run(args);
+        assert_eq!(code, Some(0), "{args:?}: {said}");
+        out
+    }
+
+    fn fails(&self, args: &[&str], expected: i32) -> String {
+        let (_, said, code) = self.run(args);
+        assert_eq!(code, Some(expected), "{args:?}: {said}");
+        said
     }
 }
 
@@ -56,34 +59,32 @@ fn run_takes_the_flags_of_docker() {
     assert_eq!(home.run(&["run", "-in", "--", "true"]).status.code(), Some(2), "both cannot be");
     assert_eq!(home.run(&["run", "--timeout", "1", "--", "sleep", "1000"]).status.code(), Some(124), "one second");
     let mut terminal = Terminal::new(24, 80);
-    let mut child =
-        terminal.start(home.command(&["run", "-it", "--", "sh", "-c", "test -t 0 && read x; echo \"<$x>\""]));
+    let script = "test -t 0 && read x; echo \"<$x>\"";
+    let mut child = terminal.start(home.command(&["run", "-it", "--", "sh", "-c", script]));
     terminal.keys(b"hello\r");
     terminal.see("<hello>\r\n");
     assert_eq!(end_of(&mut child).code(), Some(0));
 }
 
 #[test]
-fn run_is_quiet_or_talks_as_it_is_asked() {
+fn run_is_quiet_or_verbose_as_the_flags_say() {
     let home = Home::new();
     let url = "stdio:sh -c 'exit 0'";
     let (quiet, loud) = (home.run(&["run", "-q", "--", "true"]), home.run(&["run", "-v", "--", "true"]));
     assert!(quiet.status.success() && quiet.stderr.is_empty() && loud.status.success());
     let failed = home.run(&["run", "-q", "--connect", url, "--", "true"]);
-    assert!(!failed.stderr.is_empty(), "errors are said all the same");
+    assert!(!failed.stderr.is_empty(), "errors are printed nevertheless");
     let world = World::new();
     let mut terminal = Terminal::new(24, 80);
-    let args =
-        ["run", "-q", "-t", "--name", "work", "--connect", "box", "--", "sh", "-c", "echo ready; exec sleep 1000"];
+    let script = "echo ready; exec sleep 1000";
+    let args = ["run", "-q", "-t", "--name", "work", "--connect", "box", "--", "sh", "-c", script];
     let mut child = terminal.start(world.home.command(&args));
     terminal.see("ready\r\n");
     terminal.keys(b"\x1d\x1d");
     assert_eq!(end_of(&mut child).code(), Some(0));
     let mut command = world.home.command(&["kill", "--connect", "box", "work"]);
-    let mut killed = terminal.start({
-        command.env("NO_COLOR", "1");
-        command
-    });
+    command.env("NO_COLOR", "1");
+    let mut killed = terminal.start(command);
     assert_eq!(end_of(&mut killed).code(), Some(0));
     terminal.keys(b"mark\r");
     assert!(!terminal.see("mark").contains("left `work` running"));
@@ -94,9 +95,8 @@ fn directories_of_a_server_are_relative_to_its_own_and_to_its_home() {
     let world = World::new();
     let there = world.there("").canonicalize().expect("it exists");
     let home = world.server.dir().join("home").canonicalize().expect("it exists");
-    for (cwd, expected) in
-        [("sub", there.join("sub")), ("~", home.clone()), ("~/docs", home.join("docs")), ("/", "/".into())]
-    {
+    let cases = [("sub", there.join("sub")), ("~", home.clone()), ("~/docs", home.join("docs")), ("/", "/".into())];
+    for (cwd, expected) in cases {
         let shown = world.ok(&["run", "--connect", "box", "--cwd", cwd, "--", "pwd", "-P"]);
         assert_eq!(Path::new(shown.trim_end()), expected, "{cwd}");
     }
@@ -138,7 +138,7 @@ fn cp_reaches_a_host_of_ssh_by_its_name() {
         home.path().display()
     );
     fs::write(bin.join("ssh"), script).expect("write");
-    fs::set_permissions(bin.join("ssh"), fs::Permissions::from_mode(0o755)).expect("make it a program");
+    set_mode(bin.join("ssh"), 0o755);
     std::os::unix::fs::symlink(testkit::binary(), bin.join("exec-server")).expect("link");
     fs::create_dir(home.path().join("dir")).expect("make a directory");
     fs::write(home.path().join("f"), "over ssh").expect("write");
@@ -147,8 +147,8 @@ fn cp_reaches_a_host_of_ssh_by_its_name() {
     {
         let mut command = home.command(&["cp", "f", target]);
         command.current_dir(home.path()).env("PATH", &path);
-        let output = finish(command);
-        assert!(output.status.success(), "{target}: {}", text(&output.stderr));
+        let (_, said, code) = outcome(command);
+        assert_eq!(code, Some(0), "{target}: {said}");
     }
     for copied in ["dir/f", "dir/g", "h"] {
         assert_eq!(fs::read(home.path().join(copied)).expect("read"), b"over ssh", "{copied}");
@@ -174,7 +174,7 @@ fn a_host_without_a_scheme_is_answered_with_its_url() {
 }
 
 #[test]
-fn words_of_other_programs_are_answered_with_ours() {
+fn subcommands_of_other_programs_are_answered_with_ours() {
     let world = World::new();
     for (word, meant) in [("ls", "'ps'"), ("list", "'ps'"), ("stop", "'kill'"), ("rm", "'forget'"), ("exec", "'run'")] {
         let said = world.fails(&[word], 2);
@@ -208,25 +208,21 @@ fn serve_takes_a_port_and_the_name_of_this_machine() {
 fn ls_shows_owner_local_time_and_sizes_for_people() {
     let world = World::new();
     fs::write(world.there("big"), vec![0; 3 << 20]).expect("write");
-    let user =
-        std::process::Command::new("id").arg("-un").output().map(|output| text(&output.stdout)).unwrap_or_default();
+    let user = std::process::Command::new("id").arg("-un").output();
+    let user = user.map(|output| text(&output.stdout)).unwrap_or_default();
     let mut command = world.home.command(&["fs", "ls", "-lh", "--connect", "box"]);
     command.env("TZ", "Asia/Kolkata");
-    let output = finish(command);
-    let long = text(&output.stdout);
+    let (long, _, _) = outcome(command);
     let line = long.lines().find(|line| line.ends_with(" big")).expect("it is listed");
     let cells: Vec<&str> = line.split_whitespace().collect();
     assert_eq!(cells.len(), 7, "{line}");
     assert_eq!((cells[0].get(..3), cells[3]), (Some("-rw"), "3.0M"), "{line}");
-    let date = finish({
-        let mut date = std::process::Command::new("date");
-        date.args(["-r", &world.there("big").display().to_string(), "+%Y-%m-%d %H:%M"]).env("TZ", "Asia/Kolkata");
-        date.stdout(std::process::Stdio::piped());
-        date
-    });
-    assert_eq!(format!("{} {}\n", cells[4], cells[5]), text(&date.stdout));
-    let listed: serde_json::Value =
-        serde_json::from_str(&world.ok(&["fs", "ls", "--json", "--connect", "box"])).expect("it is JSON");
+    let mut date = std::process::Command::new("date");
+    date.args(["-r", &world.there("big").display().to_string(), "+%Y-%m-%d %H:%M"]).env("TZ", "Asia/Kolkata");
+    date.stdout(std::process::Stdio::piped());
+    assert_eq!(format!("{} {}\n", cells[4], cells[5]), outcome(date).0);
+    let listed = world.ok(&["fs", "ls", "--json", "--connect", "box"]);
+    let listed: serde_json::Value = serde_json::from_str(&listed).expect("it is JSON");
     assert_eq!(listed[0]["owner"]["uid"], rustix::process::getuid().as_raw());
     if !user.trim_end().is_empty() {
         assert_eq!(cells[1], user.trim_end());

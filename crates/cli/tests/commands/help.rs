@@ -3,25 +3,8 @@
 
 use std::process::{Command, Output, Stdio};
 
-use crate::commands::Home;
-use testkit::{finish_child, finish_with_input, read_until, spawn, text};
-
-const COMMANDS: [&str; 14] = [
-    "doctor",
-    "run",
-    "ps",
-    "logs",
-    "attach",
-    "kill",
-    "wait",
-    "forget",
-    "prune",
-    "cp",
-    "fs",
-    "mcp",
-    "serve",
-    "dial-stdio",
-];
+use crate::commands::{COMMANDS, Home};
+use testkit::{assert_ends_with_its_reader, finish_with_input, text};
 
 #[test]
 fn every_command_has_examples_and_exit_codes() {
@@ -55,7 +38,7 @@ fn completions_are_scripts_of_their_shells() {
 }
 
 #[test]
-fn manual_pages_are_there_for_the_program_and_its_commands() {
+fn there_are_manual_pages_for_the_program_and_its_commands() {
     let home = Home::new();
     assert!(home.ok(&["man"]).contains(".TH exec-server 1"));
     let page = home.ok(&["man", "run"]);
@@ -64,7 +47,7 @@ fn manual_pages_are_there_for_the_program_and_its_commands() {
 }
 
 #[test]
-fn a_wrong_command_line_is_told_apart_from_trouble() {
+fn a_wrong_command_line_has_its_own_exit_code() {
     let home = Home::new();
     for args in [
         &["run"][..],
@@ -86,19 +69,14 @@ fn a_wrong_command_line_is_told_apart_from_trouble() {
 }
 
 #[test]
-fn a_reader_that_leaves_ends_a_list_quietly() {
+fn a_list_ends_quietly_with_its_reader() {
     let home = Home::new();
     // Together this is more than a pipe holds, so the write blocks. The listing contains 32 KiB of each command line.
     let long = "x".repeat(100_000);
     for name in ["job-1", "job-2", "job-3", "job-4"] {
         home.ok(&["run", "-d", "--name", name, "--", "sh", "-c", "exec sleep 1000", &long]);
     }
-    let mut child = spawn(&mut home.command(&["ps", "--json"]));
-    let mut stdout = child.stdout.take().expect("stdout is a pipe");
-    read_until(&mut stdout, "job");
-    drop(stdout);
-    let output = finish_child(child);
-    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(141), ""));
+    assert_ends_with_its_reader(home.command(&["ps", "--json"]), "job");
 }
 
 fn run(args: &[&str]) -> Output {
@@ -109,12 +87,12 @@ fn run(args: &[&str]) -> Output {
 fn help_has_examples_and_exit_codes() {
     for args in [&["--help"][..], &["run", "--help"]] {
         let output = run(args);
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let said = text(&output.stdout);
         assert!(output.status.success() && said.contains("Examples:") && said.contains("Exit codes:"), "{said}");
     }
     let output = run(&[]);
     assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("Usage:"));
+    assert!(text(&output.stderr).contains("Usage:"));
 }
 
 #[test]
@@ -128,7 +106,7 @@ fn the_schema_is_json_and_names_every_family() {
 }
 
 #[test]
-fn wrong_flags_are_refused_before_anything_is_made() {
+fn wrong_flags_are_refused_before_anything_is_created() {
     let dir = tempfile::tempdir().expect("make a directory");
     for args in [
         &["serve", "--concurrent-requests", "0"][..],
@@ -141,14 +119,11 @@ fn wrong_flags_are_refused_before_anything_is_made() {
         &["no-such-command"],
         &["run"],
     ] {
-        let output = Command::new(testkit::binary())
-            .args(args)
-            .env("HOME", dir.path())
-            .env("XDG_STATE_HOME", dir.path())
-            .env("XDG_RUNTIME_DIR", dir.path())
-            .stdin(Stdio::null())
-            .output()
-            .expect("run exec-server");
+        let mut command = Command::new(testkit::binary());
+        for variable in ["HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"] {
+            command.env(variable, dir.path());
+        }
+        let output = command.args(args).stdin(Stdio::null()).output().expect("run exec-server");
         assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{args:?}");
         assert!(!output.stderr.is_empty(), "{args:?}");
     }

@@ -15,7 +15,7 @@ use exec_server_client::{
 };
 use tempfile::TempDir;
 
-use testkit::{TestServer, binary, descendants, marked, wait_for, wait_gone};
+use testkit::{TestServer, binary, descendants, marked, text, wait_for, wait_gone};
 
 /// A private path for the program, so that its processes are distinct from those of other tests.
 struct Program {
@@ -83,7 +83,7 @@ async fn a_threaded_program_runs_processes_and_leaves_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_of_the_program_is_shown_by_its_holders() {
+async fn holders_show_nothing_of_the_program() {
     let program = Program::new();
     let local = program.local().await;
     let process = local.client().start(Start::new(["sh", "-c", "echo $PPID; exec sleep 1000"])).await.expect("started");
@@ -95,10 +95,8 @@ async fn nothing_of_the_program_is_shown_by_its_holders() {
     for pid in &processes {
         // Only root can read these files. A long process title overwrites the beginning of the environment block, so `environ` shows the
         // end of the title.
-        let shown = |file: &str| {
-            let bytes = std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
-            String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned()
-        };
+        let file = |name: &str| std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        let shown = |name: &str| text(&file(name)).trim_end_matches('\0').to_owned();
         let (title, environ) = (shown("cmdline"), shown("environ"));
         assert!(title.starts_with("exec-server ") && title.ends_with(&environ), "{title:?} {environ:?}");
     }
@@ -108,7 +106,7 @@ async fn nothing_of_the_program_is_shown_by_its_holders() {
 }
 
 #[tokio::test]
-async fn a_missing_program_is_told_by_its_path() {
+async fn a_missing_program_is_named_by_its_path() {
     let config = LocalConfig { program: Some("/no/such/exec-server".into()), ..LocalConfig::default() };
     let error = Local::start(config).await.expect_err("there is none");
     assert_eq!(error.kind(), ErrorKind::Spawn);
@@ -119,7 +117,7 @@ async fn a_missing_program_is_told_by_its_path() {
 fn the_argument_of_a_spawner_is_not_for_people() {
     let output = Command::new(binary()).arg("--spawner").stdin(Stdio::null()).output().expect("run exec-server");
     assert_eq!((output.status.code(), output.stdout.len()), (Some(255), 0));
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = text(&output.stderr);
     assert!(said.contains("standard input is not a spawner's socket"), "{said}");
 }
 
@@ -144,7 +142,7 @@ async fn retryable_startup_failure_does_not_burn_environment() {
     let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
     let url = format!("ws://{address}");
     let environment = environment(&url);
-    let error = environment.backend().await.map(drop).expect_err("nobody is there yet");
+    let error = environment.backend().await.map(drop).expect_err("no server is there yet");
     assert_eq!(error.kind(), ErrorKind::Connect, "{error}");
     assert!(matches!(environment.status(), EnvironmentState::Disconnected { .. }));
     let server = TestServer::builder().listen(&url).env("EXEC_SERVER_TOKEN", TOKEN).start();
@@ -160,7 +158,7 @@ async fn a_lost_session_is_replaced_at_the_next_use() {
     assert_eq!((environment.id(), environment.is_remote()), ("far", true));
     let (one, two) = tokio::join!(environment.backend(), environment.backend());
     let (one, two) = (one.expect("a place"), two.expect("a place"));
-    assert_eq!(one.client().session_id(), two.client().session_id(), "all who wait share one connection");
+    assert_eq!(one.client().session_id(), two.client().session_id(), "all waiting callers share one connection");
     one.client().end_session().await.expect("ended");
     wait_for("the loss to be seen", || matches!(environment.status(), EnvironmentState::Disconnected { .. }));
     says(&environment, "again").await;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::commands::Home;
-use testkit::{Terminal, end_of, finish_child, read_until, spawn, text, wait_for};
+use testkit::{Terminal, end_of, finish_child, outcome, read_until, spawn, text, wait_for};
 
 #[test]
 fn the_tail_is_the_last_lines() {
@@ -45,26 +45,20 @@ fn lines_of_several_processes_have_their_names() {
     home.ok(&["run", "-d", "--name", "web", "--", "sh", "-c", "echo one; echo two; printf open"]);
     home.ok(&["run", "-d", "--name", "worker", "--", "sh", "-c", "echo out; echo err >&2"]);
     assert_eq!(home.run(&["wait", "web", "worker"]).status.code(), Some(0));
-    let output = home.run(&["logs", "web", "worker"]);
-    assert_eq!(text(&output.stdout), "web    | one\nweb    | two\nweb    | open\nworker | out\n");
-    assert_eq!((text(&output.stderr).as_str(), output.status.code()), ("worker | err\n", Some(0)));
-    let tail = home.run(&["logs", "-n", "1", "web", "worker"]);
-    assert!(text(&tail.stdout).starts_with("web    | open\n") && !text(&tail.stdout).contains("two"));
+    let (out, said, code) = outcome(home.command(&["logs", "web", "worker"]));
+    assert_eq!(out, "web    | one\nweb    | two\nweb    | open\nworker | out\n");
+    assert_eq!((said.as_str(), code), ("worker | err\n", Some(0)));
+    let (tail, _, _) = outcome(home.command(&["logs", "-n", "1", "web", "worker"]));
+    assert!(tail.starts_with("web    | open\n") && !tail.contains("two"));
     // An unknown id does not stop the others.
-    let output = home.run(&["logs", "web", "nothing", "worker"]);
-    assert_eq!((output.status.code(), text(&output.stdout).lines().count()), (Some(1), 4));
-    assert!(text(&output.stderr).contains("no such process: `nothing`"));
-    let events: Vec<Value> = home
-        .ok(&["logs", "-f", "--json", "web", "worker"])
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("it is JSON"))
-        .collect();
+    let (out, said, code) = outcome(home.command(&["logs", "web", "nothing", "worker"]));
+    assert_eq!((code, out.lines().count()), (Some(1), 4));
+    assert!(said.contains("no such process: `nothing`"));
+    let parse = |line: &str| -> Value { serde_json::from_str(line).expect("it is JSON") };
+    let events: Vec<Value> = home.ok(&["logs", "-f", "--json", "web", "worker"]).lines().map(parse).collect();
     for name in ["web", "worker"] {
-        let of: Vec<&str> = events
-            .iter()
-            .filter(|event| event["processId"] == name)
-            .filter_map(|event| event["event"].as_str())
-            .collect();
+        let own = events.iter().filter(|event| event["processId"] == name);
+        let of: Vec<&str> = own.filter_map(|event| event["event"].as_str()).collect();
         assert_eq!(of[of.len() - 2..], ["exited", "closed"], "{name}");
     }
 }

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use crate::commands::Home;
 use testkit::{
-    Terminal, TestServer, end_of, finish, finish_child, finish_with_input, marked, read_until, signal, spawn,
-    test_mcp_server, text, wait_for, wait_gone,
+    Terminal, TestServer, assert_ends_with_its_reader, end_of, finish, finish_with_input, marked, outcome, read_until,
+    signal, spawn, test_mcp_server, text, wait_for, wait_gone,
 };
 
 const TOKEN: &str = "the-token-of-this-test";
@@ -61,16 +61,22 @@ impl User {
         self.journal(server).iter().filter(|event| event[key] == value).count()
     }
 
-    /// Returns exit code, stdout and stderr of a command.
-    fn run(&self, args: &[&str]) -> (Option<i32>, String, String) {
-        let output = self.home.run(&[&["mcp"], args].concat());
-        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    /// Returns stdout, stderr and exit code of a command.
+    fn run(&self, args: &[&str]) -> (String, String, Option<i32>) {
+        outcome(self.home.command(&[&["mcp"], args].concat()))
+    }
+
+    /// The same with a variable of the environment.
+    fn run_with(&self, variable: (&str, &str), args: &[&str]) -> (String, String, Option<i32>) {
+        let mut command = self.home.command(&[&["mcp"], args].concat());
+        command.env(variable.0, variable.1);
+        outcome(command)
     }
 
     /// Calls a tool, which must succeed.
     fn call(&self, args: &[&str]) -> String {
-        let (code, stdout, stderr) = self.run(&[&["call"], args].concat());
-        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{args:?}");
+        let (stdout, stderr, code) = self.run(&[&["call"], args].concat());
+        assert_eq!((stderr.as_str(), code), ("", Some(0)), "{args:?}");
         stdout
     }
 }
@@ -95,7 +101,7 @@ fn servers(mark: &str) -> BTreeSet<u32> {
 }
 
 #[test]
-fn a_list_has_the_tools_of_all_servers_and_the_reason_of_those_that_cannot_be_used() {
+fn a_list_has_the_tools_of_all_servers_and_the_reason_for_each_failed_one() {
     let user = User::new(&[
         ("one", &[], "enabled_tools = ['echo', 'sleep']\ndisabled_tools = ['sleep']"),
         ("two-b", &[], "enabled_tools = ['cwd', 'echo']"),
@@ -103,7 +109,7 @@ fn a_list_has_the_tools_of_all_servers_and_the_reason_of_those_that_cannot_be_us
         ("gone", &["--exit-at-once", "3", "--stderr", "no licence"], ""),
         ("missing", &[], "command = 'no-such-mcp-server'"),
     ]);
-    let (code, stdout, stderr) = user.run(&["list"]);
+    let (stdout, stderr, code) = user.run(&["list"]);
     let expected = "\
 SERVER   TOOL  DESCRIPTION
 gone     -     (failed)
@@ -120,14 +126,11 @@ two-b    cwd   The directory of the process.
     assert!(user.journal("off").is_empty(), "a disabled one is not started");
     assert_eq!(user.noted("one", "event", "eof"), 1, "it was ended in order");
 
-    let (code, stdout, stderr) = user.run(&["list", "--json", "one", "two-b"]);
-    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    let (stdout, stderr, code) = user.run(&["list", "--json", "one", "two-b"]);
+    assert_eq!((stderr.as_str(), code), ("", Some(0)));
     let all: Value = serde_json::from_str(&stdout).expect("JSON");
     assert_eq!(all.as_array().map(Vec::len), Some(2));
-    assert_eq!(
-        (&all[0]["name"], &all[0]["state"], &all[0]["transport"]),
-        (&json!("one"), &json!("ready"), &json!("stdio"))
-    );
+    assert_eq!([&all[0]["name"], &all[0]["state"], &all[0]["transport"]], ["one", "ready", "stdio"]);
     assert_eq!(all[0]["tools"][0]["name"], "echo");
     assert_eq!(all[0]["tools"][0]["inputSchema"]["required"], json!(["message"]));
     let qualified: Vec<&Value> = [0, 1].iter().map(|at| &all[1]["tools"][at]["qualifiedName"]).collect();
@@ -136,7 +139,7 @@ two-b    cwd   The directory of the process.
     let count = |key: &str| all[0][key].as_array().map(Vec::len);
     assert_eq!((count("resources"), count("resourceTemplates"), count("prompts")), (Some(5), Some(3), Some(2)));
 
-    let (code, stdout, stderr) = user.run(&["list", "nobody"]);
+    let (stdout, stderr, code) = user.run(&["list", "nobody"]);
     assert_eq!((code, stdout.as_str()), (Some(1), ""));
     assert!(stderr.contains("no MCP server `nobody`") && stderr.contains("`two-b`"), "{stderr}");
 }
@@ -150,7 +153,7 @@ fn a_status_starts_nothing() {
         ("named", &[], "environment = 'nowhere'"),
         ("web", &[], "url = 'https://me:secret@web.example/mcp?key=secret'\nrequired = true"),
     ]);
-    let (code, stdout, stderr) = user.run(&["status"]);
+    let (stdout, stderr, code) = user.run(&["status"]);
     assert_eq!(code, Some(1));
     let states: Vec<Vec<&str>> = stdout.lines().map(|line| line.split_whitespace().take(3).collect()).collect();
     let expected = [
@@ -164,8 +167,8 @@ fn a_status_starts_nothing() {
     assert_eq!(states, expected);
     assert!(stderr.contains("`far`") && stderr.contains("--connect"), "{stderr}");
     assert!(stderr.contains("`named`") && stderr.contains("no environment is named `nowhere`"), "{stderr}");
-    assert!(!stderr.contains("`none`"), "what the configuration refuses is not advised: {stderr}");
-    let (_, stdout, _) = user.run(&["status", "--json"]);
+    assert!(!stderr.contains("`none`"), "a value that the configuration refuses is not suggested: {stderr}");
+    let (stdout, _, _) = user.run(&["status", "--json"]);
     let all: Value = serde_json::from_str(&stdout).expect("JSON");
     let web = json!({"name": "web", "state": "notStarted", "environment": "local", "transport": "http",
         "url": "https://web.example/mcp", "required": true});
@@ -175,28 +178,23 @@ fn a_status_starts_nothing() {
 }
 
 #[test]
-fn servers_here_need_no_remote_environment_but_leave_to_run_here() {
+fn local_servers_need_no_remote_environment_but_permission_to_run_here() {
     let user = User::new(&[("here", &[], ""), ("far", &[], "environment = 'remote'")]);
-    let status = |url: &str| {
-        let mut command = user.home.command(&["mcp", "status"]);
-        command.env("EXEC_SERVER_URL", url);
-        let output = finish(command);
-        (output.status.code(), text(&output.stdout), text(&output.stderr))
-    };
-    let (code, stdout, stderr) = status("no-such-name");
+    let status = |url: &str| user.run_with(("EXEC_SERVER_URL", url), &["status"]);
+    let (stdout, stderr, code) = status("no-such-name");
     assert_eq!(code, Some(1));
     assert!(stdout.lines().any(|line| line.starts_with("here") && line.contains("notStarted")), "{stdout}");
     assert!(stderr.contains("`far`") && stderr.contains("no-such-name"), "{stderr}");
 
     user.write("environments.toml", "include_local = false\n");
-    let (code, stdout, stderr) = status("ws://127.0.0.1:1");
+    let (stdout, stderr, code) = status("ws://127.0.0.1:1");
     assert_eq!(code, Some(1));
     assert!(stdout.lines().any(|line| line.starts_with("here") && line.contains("failed")), "{stdout}");
     assert!(stderr.contains("`here`") && stderr.contains("include_local = false"), "{stderr}");
 }
 
 #[test]
-fn a_call_prints_what_the_tool_says_and_its_code_tells_how_it_went() {
+fn a_call_prints_the_answer_of_the_tool_and_its_exit_code_tells_the_outcome() {
     let user = User::new(&[("s", &[], "env = { MCP_TEST_VALUE = 'from the file' }\ntool_timeout_sec = 300")]);
     assert_eq!(user.call(&["s", "echo", r#"{"message": "hällo"}"#]), "ECHOING: hällo\n");
     let stdout = user.call(&["--json", "s", "echo", r#"{"message": "x"}"#]);
@@ -208,30 +206,28 @@ fn a_call_prints_what_the_tool_says_and_its_code_tells_how_it_went() {
     let here = std::env::current_dir().expect("our directory").display().to_string();
     assert_eq!(user.call(&["s", "cwd"]), format!("{here}\n"));
 
-    let (code, stdout, stderr) = user.run(&["call", "s", "image"]);
+    let (stdout, stderr, code) = user.run(&["call", "s", "image"]);
     assert_eq!((code, stdout.as_str()), (Some(0), ""));
     assert!(stderr.contains("`image` (image/png) is not shown; see --json"), "{stderr}");
     let stdout = user.call(&["--json", "s", "image", r#"{"detail": "original"}"#]);
     let result: Value = serde_json::from_str(&stdout).expect("JSON");
-    assert_eq!(
-        (&result["content"][0]["type"], &result["content"][0]["_meta"]["codex/imageDetail"]),
-        (&json!("image"), &json!("original"))
-    );
+    let content = &result["content"][0];
+    assert_eq!([&content["type"], &content["_meta"]["codex/imageDetail"]], ["image", "original"]);
 
-    let (code, stdout, stderr) = user.run(&["call", "s", "fail", r#"{"message": "it is broken"}"#]);
-    assert_eq!((code, stdout.as_str(), stderr.as_str()), (Some(1), "it is broken\n", ""));
-    let (code, stdout, stderr) = user.run(&["call", "s", "error", r#"{"message": "no way \u001b[2J"}"#]);
+    let (stdout, stderr, code) = user.run(&["call", "s", "fail", r#"{"message": "it is broken"}"#]);
+    assert_eq!((stdout.as_str(), stderr.as_str(), code), ("it is broken\n", "", Some(1)));
+    let (stdout, stderr, code) = user.run(&["call", "s", "error", r#"{"message": "no way \u001b[2J"}"#]);
     assert_eq!((code, stdout.as_str()), (Some(1), ""));
     assert!(stderr.contains("no way \\u{1b}[2J"), "{stderr}");
-    let (code, _, stderr) = user.run(&["call", "s", "no_such_tool"]);
+    let (_, stderr, code) = user.run(&["call", "s", "no_such_tool"]);
     assert_eq!(code, Some(1), "{stderr}");
-    let (code, _, stderr) = user.run(&["call", "nobody", "echo"]);
+    let (_, stderr, code) = user.run(&["call", "nobody", "echo"]);
     assert_eq!(code, Some(1));
     assert!(stderr.contains("no MCP server `nobody`; configured: `s`"), "{stderr}");
 }
 
 #[test]
-fn arguments_come_from_standard_input_too_and_must_be_an_object() {
+fn arguments_are_read_from_standard_input_too_and_must_be_an_object() {
     let user = User::new(&[("s", &[], "")]);
     let from_stdin = |input: &str| {
         let output = finish_with_input(user.home.command(&["mcp", "call", "s", "echo", "-"]), input.as_bytes());
@@ -244,25 +240,25 @@ fn arguments_come_from_standard_input_too_and_must_be_an_object() {
         assert_eq!((code, stdout.as_str()), (Some(2), ""), "{input}");
         assert!(stderr.contains("must be a JSON object") && stderr.contains(said), "{stderr}");
     }
-    assert_eq!(user.run(&["call", "s", "echo", "{message}"]).0, Some(2));
+    assert_eq!(user.run(&["call", "s", "echo", "{message}"]).2, Some(2));
     assert_eq!(user.noted("s", "event", "start"), starts, "nothing is started for them");
 }
 
 #[test]
-fn a_call_that_gets_no_answer_ends_with_a_code_of_its_own() {
+fn a_call_without_an_answer_ends_with_its_own_exit_code() {
     let user = User::new(&[
         ("slow", &[], "tool_timeout_sec = 0.2"),
         ("mute", &["--never-answer", "initialize"], "startup_timeout_sec = 0.2"),
         ("crashes", &[], ""),
     ]);
-    let (code, _, stderr) = user.run(&["call", "slow", "sleep", r#"{"ms": 60000}"#]);
+    let (_, stderr, code) = user.run(&["call", "slow", "sleep", r#"{"ms": 60000}"#]);
     assert_eq!(code, Some(124), "{stderr}");
     assert!(stderr.contains("tool_timeout_sec"), "{stderr}");
     assert_eq!(user.noted("slow", "method", "notifications/cancelled"), 1, "the server was told");
-    let (code, _, stderr) = user.run(&["call", "mute", "echo"]);
+    let (_, stderr, code) = user.run(&["call", "mute", "echo"]);
     assert_eq!(code, Some(255));
     assert!(stderr.contains("`mute`") && stderr.contains("startup_timeout_sec"), "{stderr}");
-    let (code, _, stderr) = user.run(&["call", "crashes", "crash", r#"{"code": 7}"#]);
+    let (_, stderr, code) = user.run(&["call", "crashes", "crash", r#"{"code": 7}"#]);
     assert_eq!(code, Some(255));
     assert!(stderr.contains("`crashes`"), "{stderr}");
 }
@@ -294,7 +290,7 @@ fn a_remote_server_runs_on_the_executor_with_its_variables() {
         assert_ne!(env["HOME"], user.home.path().display().to_string());
     }
     // Without an executor the error names the server.
-    let (code, _, stderr) = user.run(&["call", "far", "env"]);
+    let (_, stderr, code) = user.run(&["call", "far", "env"]);
     assert_eq!(code, Some(255));
     assert!(stderr.contains("`far`") && stderr.contains("there is no remote environment"), "{stderr}");
 }
@@ -340,11 +336,11 @@ fn a_question_is_asked_on_a_terminal_and_declined_elsewhere() {
 }
 
 #[test]
-fn progress_is_shown_on_a_terminal_alone() {
+fn progress_is_shown_only_on_a_terminal() {
     let user = User::new(&[("s", &[], "")]);
     let args = ["mcp", "call", "s", "sleep", r#"{"ms": 3, "steps": 3}"#];
-    let output = finish(user.home.command(&args));
-    assert_eq!((text(&output.stdout).as_str(), text(&output.stderr).as_str()), ("slept\n", ""));
+    let (stdout, stderr, _) = outcome(user.home.command(&args));
+    assert_eq!((stdout.as_str(), stderr.as_str()), ("slept\n", ""));
     let mut terminal = Terminal::new(24, 80);
     let mut child = terminal.start(user.home.command(&args));
     let seen = terminal.see("slept");
@@ -353,53 +349,42 @@ fn progress_is_shown_on_a_terminal_alone() {
 }
 
 #[test]
-fn the_configuration_is_found_and_what_is_wrong_with_it_is_told() {
+fn the_configuration_is_found_and_its_errors_are_reported() {
     let user = User::new(&[]);
     std::fs::remove_file(user.home.path().join("config/exec-server/mcp.toml")).expect("remove it");
-    let (code, stdout, stderr) = user.run(&["list"]);
+    let (stdout, stderr, code) = user.run(&["list"]);
     assert_eq!((code, stdout.as_str()), (Some(255), ""));
     assert!(stderr.contains("exec-server/mcp.toml") && stderr.contains("EXEC_SERVER_MCP_CONFIG"), "{stderr}");
 
-    user.write(
-        "mcp.json",
-        r#"{"mcpServers": {"json": {"type": "stdio", "command": "x", "disabled": true, "alwaysAllow": []}}}"#,
-    );
-    let (code, stdout, stderr) = user.run(&["status"]);
+    let json = r#"{"mcpServers": {"json": {"type": "stdio", "command": "x", "disabled": true, "alwaysAllow": []}}}"#;
+    user.write("mcp.json", json);
+    let (stdout, stderr, code) = user.run(&["status"]);
     assert!(code == Some(0) && stdout.contains("json") && stdout.contains("disabled"), "{stdout}");
     assert!(stderr.contains("mcp.json`: key `alwaysAllow` is not acted on (server `json`)"), "{stderr}");
 
     let other = user.home.path().join("other.toml");
     std::fs::write(&other, "[mcp_servers.toml]\ncommand = 'x'").expect("write");
-    let mut command = user.home.command(&["mcp", "status"]);
-    command.env("EXEC_SERVER_MCP_CONFIG", &other);
-    assert!(text(&finish(command).stdout).contains("toml"));
     let path = other.display().to_string();
-    assert!(user.run(&["status", "--config", &path]).1.contains("toml"));
+    assert!(user.run_with(("EXEC_SERVER_MCP_CONFIG", &path), &["status"]).0.contains("toml"));
+    assert!(user.run(&["status", "--config", &path]).0.contains("toml"));
+    let bearer = "[mcp_servers.s]\ncommand = 'x'\nbearer_token = 'secret'";
     for (config, said) in [
-        (
-            "[mcp_servers.s]\ncommand = 'x'\nbearer_token = 'secret'",
-            "server `s`: key `bearer_token`: a token does not belong",
-        ),
+        (bearer, "server `s`: key `bearer_token`: a token does not belong"),
         ("[mcp_servers.s]\nurl = 'http://h/'\ntype = 'sse'", "server `s`: key `type`: `sse` is no longer spoken"),
         ("[mcp_servers", "is not TOML, line 1"),
     ] {
         std::fs::write(&other, config).expect("write");
-        let (code, stdout, stderr) = user.run(&["list", "--config", &path]);
+        let (stdout, stderr, code) = user.run(&["list", "--config", &path]);
         assert_eq!((code, stdout.as_str()), (Some(255), ""), "{config}");
         assert!(stderr.contains("other.toml") && stderr.contains(said) && !stderr.contains("secret"), "{stderr}");
     }
-    assert_eq!(user.run(&["list", "--config", "/no/such/file"]).0, Some(255));
+    assert_eq!(user.run(&["list", "--config", "/no/such/file"]).2, Some(255));
 }
 
 #[test]
-fn a_reader_that_leaves_is_no_trouble() {
+fn a_call_ends_quietly_with_its_reader() {
     let user = User::new(&[("s", &[], "")]);
-    let mut child = spawn(&mut user.home.command(&["mcp", "call", "s", "large", r#"{"bytes": 1000000}"#]));
-    let mut stdout = child.stdout.take().expect("stdout is a pipe");
-    read_until(&mut stdout, "xxxx");
-    drop(stdout);
-    let output = finish_child(child);
-    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(141), ""));
+    assert_ends_with_its_reader(user.home.command(&["mcp", "call", "s", "large", r#"{"bytes": 1000000}"#]), "xxxx");
 }
 
 #[test]
@@ -411,28 +396,21 @@ fn a_server_over_http_is_used_with_the_token_of_a_variable() {
     let url = read_until(web.stdout.as_mut().expect("stdout is a pipe"), "\n");
     let lines = format!("url = '{}'\nbearer_token_env_var = 'WEB_TOKEN'", url.trim());
     let user = User::new(&[("web", &[], &lines), ("here", &[], "enabled_tools = ['echo']")]);
-    let with_token = |args: &[&str]| {
-        let mut command = user.home.command(args);
-        command.env("WEB_TOKEN", "the-web-token");
-        let output = finish(command);
-        (output.status.code(), text(&output.stdout), text(&output.stderr))
-    };
-    let echo = ["mcp", "call", "web", "echo", r#"{"message": "over http"}"#];
-    assert_eq!(with_token(&echo), (Some(0), "ECHOING: over http\n".to_owned(), String::new()));
-    let (code, stdout, stderr) = with_token(&["mcp", "list"]);
-    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    let with_token = |args: &[&str]| user.run_with(("WEB_TOKEN", "the-web-token"), args);
+    let echo = ["call", "web", "echo", r#"{"message": "over http"}"#];
+    assert_eq!(with_token(&echo), ("ECHOING: over http\n".to_owned(), String::new(), Some(0)));
+    let (stdout, stderr, code) = with_token(&["list"]);
+    assert_eq!((stderr.as_str(), code), ("", Some(0)));
     assert!(stdout.contains("web     large") && stdout.contains("here    echo"), "{stdout}");
 
     // Without the variable: the error names it, the other server still works, and no output contains the token.
-    let (code, _, stderr) = user.run(&["call", "web", "echo", r#"{"message": "x"}"#]);
+    let (_, stderr, code) = user.run(&["call", "web", "echo", r#"{"message": "x"}"#]);
     assert_eq!(code, Some(255));
     assert!(stderr.contains("`web`") && stderr.contains("WEB_TOKEN"), "{stderr}");
-    let mut command = user.home.command(&["mcp", "list", "--json"]);
-    command.env("WEB_TOKEN", "another-secret");
-    let output = finish(command);
-    assert_eq!(output.status.code(), Some(1));
-    let all: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let (stdout, stderr, code) = user.run_with(("WEB_TOKEN", "another-secret"), &["list", "--json"]);
+    assert_eq!(code, Some(1));
+    let all: Value = serde_json::from_str(&stdout).expect("JSON");
     let states: Vec<&Value> = all.as_array().expect("a list").iter().map(|server| &server["state"]).collect();
     assert_eq!(states, ["ready", "authenticationRequired"]);
-    assert!(!text(&output.stderr).contains("another-secret") && !text(&output.stdout).contains("another-secret"));
+    assert!(!stderr.contains("another-secret") && !stdout.contains("another-secret"));
 }

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::commands::Home;
 use testkit::{
-    Proxy, Running, TestServer, Way, end_of, finish, finish_child, finish_with_input, pattern, random, read_until,
+    Proxy, Running, TestServer, Way, end_of, finish_child, finish_with_input, outcome, pattern, random, read_until,
     signal, spawn, text, wait_for, wait_gone,
 };
 
@@ -67,17 +67,16 @@ fn server() -> TestServer {
 
 /// Checks that no process of any session is left.
 fn nothing_is_left(server: &TestServer) {
-    let list = server.client().ok("process/list", json!({"scope": "all"}));
-    assert_eq!(list, json!({"processes": []}));
+    assert!(server.client().list_all().is_empty());
 }
 
 #[test]
-fn bytes_pass_as_they_are_here_and_there() {
+fn bytes_pass_unchanged_here_and_there() {
     let (server, home) = (server(), Home::new());
     let input = pattern(0, 300_001);
     for flags in [&[][..], &["--connect", server.url()]] {
-        let command =
-            home.command(&[&["mcp", "bridge"], flags, &["--", "sh", "-c", "cat; echo log >&2; exit 3"]].concat());
+        let script = "cat; echo log >&2; exit 3";
+        let command = home.command(&[&["mcp", "bridge"], flags, &["--", "sh", "-c", script]].concat());
         let output = finish_with_input(command, &input);
         assert!(output.stdout == input, "{} bytes came back of {}", output.stdout.len(), input.len());
         assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(3), "log\n"), "{flags:?}");
@@ -122,24 +121,20 @@ fn a_line_is_answered_at_once_and_an_end_of_input_ends_the_server() {
 type BridgeEnd = (&'static str, fn(&mut Bridge), i32);
 
 #[test]
-fn a_server_that_does_not_want_to_end_is_ended_with_all_it_started() {
+fn a_server_that_ignores_signals_is_killed_with_all_it_started() {
     let (server, home) = (server(), Home::new());
     let ways: [BridgeEnd; 3] = [
         ("end of input", |bridge| drop(bridge.stdin.take()), 0),
         ("SIGTERM", |bridge| signal(bridge.child.id(), Signal::TERM), 143),
         ("SIGHUP twice", |bridge| (0..2).for_each(|_| signal(bridge.child.id(), Signal::HUP)), 129),
     ];
+    let start = |way: &BridgeEnd| {
+        let (what, way, code) = way;
+        let bridge = Bridge::start(&home, &["--connect", server.url()], DEAF);
+        assert_eq!(bridge.end(way), Some(*code), "{what}");
+    };
     let ended: Vec<_> = thread::scope(|scope| {
-        let all: Vec<_> = ways
-            .iter()
-            .map(|(what, way, code)| {
-                let (home, url) = (&home, server.url());
-                scope.spawn(move || {
-                    let bridge = Bridge::start(home, &["--connect", url], DEAF);
-                    assert_eq!(bridge.end(way), Some(*code), "{what}");
-                })
-            })
-            .collect();
+        let all: Vec<_> = ways.iter().map(|way| scope.spawn(move || start(way))).collect();
         all.into_iter().map(thread::ScopedJoinHandle::join).collect()
     });
     assert!(ended.iter().all(Result::is_ok));
@@ -187,7 +182,7 @@ fn calls_are_answered_once_through_cuts_and_a_killed_executor() {
 }
 
 #[test]
-fn a_bridge_that_was_killed_is_waited_for_as_long_as_it_said() {
+fn a_killed_bridge_is_waited_for_as_long_as_its_flag_says() {
     let (server, home) = (server(), Home::new());
     let start = |flags: &[&str]| Bridge::start(&home, &[&["--connect", server.url()], flags].concat(), DEAF);
     let (short, long, here) = (start(&["--keep", "300ms"]), start(&["--keep", "1h"]), Bridge::start(&home, &[], DEAF));
@@ -197,13 +192,12 @@ fn a_bridge_that_was_killed_is_waited_for_as_long_as_it_said() {
         assert_eq!(bridge.end(|bridge| signal(bridge.child.id(), Signal::KILL)), None);
     }
     wait_gone("the MCP servers", &pids);
-    let list = server.client().ok("process/list", json!({"scope": "all"}));
-    let left: Vec<_> = list["processes"].as_array().expect("an array").iter().map(|left| left["pid"].clone()).collect();
+    let left: Vec<_> = server.client().list_all().iter().map(|left| left["pid"].clone()).collect();
     assert_eq!(left, [json!(stays)]);
 }
 
 #[test]
-fn an_executor_that_stays_away_is_given_up_and_told() {
+fn an_executor_that_stays_away_is_given_up_and_reported() {
     let (server, home) = (server(), Home::new());
     let proxy = Proxy::start(server.address());
     let url = proxy.through(server.url());
@@ -223,9 +217,8 @@ fn an_executor_that_stays_away_is_given_up_and_told() {
 fn a_session_that_is_gone_ends_the_bridge_with_its_reason() {
     let (server, home) = (server(), Home::new());
     let bridge = Bridge::start(&home, &["--connect", server.url()], ECHO);
-    let list = server.client().ok("process/list", json!({"scope": "all"}));
+    let session = &server.client().list_all()[0]["sessionId"];
     let mut thief = server.connect();
-    let session = &list["processes"][0]["sessionId"];
     thief.initialize_with(json!({"clientName": "thief", "resumeSessionId": session, "takeover": true}));
     thief.ok("session/end", json!({}));
     let _stdin = bridge.stdin;
@@ -236,16 +229,17 @@ fn a_session_that_is_gone_ends_the_bridge_with_its_reason() {
 }
 
 #[test]
-fn a_server_that_leaves_something_with_its_streams_ends_the_bridge_all_the_same() {
+fn a_server_that_leaves_a_process_with_its_streams_ends_the_bridge_nevertheless() {
     let (server, home) = (server(), Home::new());
     for flags in [&[][..], &["--connect", server.url()]] {
-        let mut bridge =
-            Bridge::start(&home, flags, "echo $$; (trap '' HUP TERM; exec sleep 1000) & echo last; exit 5");
+        let script = "echo $$; (trap '' HUP TERM; exec sleep 1000) & echo last; exit 5";
+        let mut bridge = Bridge::start(&home, flags, script);
         assert_eq!(bridge.answer(), "last");
         let _stdin = bridge.stdin.take();
         let output = finish_child(bridge.child);
+        let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(5));
-        assert!(text(&output.stderr).contains("killing the processes that it left behind"), "{}", text(&output.stderr));
+        assert!(said.contains("killing the processes that it left behind"), "{said}");
     }
     nothing_is_left(&server);
 }
@@ -262,7 +256,7 @@ fn a_client_that_closes_our_output_ends_the_server() {
 }
 
 #[test]
-fn an_end_of_input_is_seen_behind_messages_that_nobody_reads() {
+fn an_end_of_input_is_seen_behind_messages_that_the_server_does_not_read() {
     let (server, home) = (server(), Home::new());
     for flags in [&[][..], &["--connect", server.url()]] {
         let mut bridge = Bridge::start(&home, flags, "echo $$; exec sleep 1000");
@@ -303,10 +297,7 @@ fn a_client_that_does_not_read_holds_the_server_back_and_not_our_memory() {
     let script = format!("echo $$; yes | head -c {BYTES}");
     let mut bridge = Bridge::start(&home, &["--connect", server.url()], &script);
     // The server writes more than all buffers on the way may hold.
-    let written = || {
-        let list = server.client().ok("process/list", json!({"scope": "all"}));
-        list["processes"][0]["outputBytes"].as_u64().expect("a number")
-    };
+    let written = || server.client().list_all()[0]["outputBytes"].as_u64().expect("a number");
     wait_for("a full log", || written() > 12 << 20);
     let status = std::fs::read_to_string(format!("/proc/{}/status", bridge.child.id())).expect("it runs");
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak").replace(" kB", "");
@@ -320,7 +311,7 @@ fn a_client_that_does_not_read_holds_the_server_back_and_not_our_memory() {
 }
 
 #[test]
-fn a_log_that_nobody_reads_stops_no_server() {
+fn an_unread_log_stops_no_server() {
     let (server, home) = (server(), Home::new());
     let script = "yes log | head -c 20000000 >&2; ".to_owned() + ECHO;
     // Longer than a pipe and our queue of pieces hold, and not read until the end.
@@ -342,8 +333,7 @@ fn variables_and_directory_are_the_executors_unless_asked_for() {
         command.env("NEAR", "near").env("NEAR_TOO", "near too").env("LANG", "near.UTF-8");
         // Keep stdin open until the script has ended: EOF would terminate the script early.
         command.stdin(Stdio::piped());
-        let output = finish(command);
-        (text(&output.stdout), text(&output.stderr), output.status.code())
+        outcome(command)
     };
     let say = "echo \"$NEAR|$NEAR_TOO|$FAR|$FAR_TOO|$SET|${PATH:+path}\"; pwd";
     let cwd = server.dir().display().to_string();
@@ -355,14 +345,12 @@ fn variables_and_directory_are_the_executors_unless_asked_for() {
     let here = std::env::current_dir().expect("there is one").display().to_string();
     assert_eq!(said, format!("near|near too||||path\n{here}\nnear.UTF-8\n"));
     let (_, said, code) = bridge(&["--env", "NOWHERE"], "exit 0");
-    assert_eq!(
-        (said.as_str(), code),
-        ("exec-server: `--env NOWHERE`: not set here, so the MCP server does not get it\n", Some(0))
-    );
+    let note = "exec-server: `--env NOWHERE`: not set here, so the MCP server does not get it\n";
+    assert_eq!((said.as_str(), code), (note, Some(0)));
 }
 
 #[test]
-fn what_cannot_be_started_is_told_with_a_code_and_nothing_on_stdout() {
+fn a_failed_start_is_reported_with_an_exit_code_and_nothing_on_stdout() {
     let (server, home) = (server(), Home::new());
     for (argv, code, part) in [
         (&["--connect", server.url(), "--", "no-such-mcp-server"][..], 127, "no-such-mcp-server"),
@@ -384,7 +372,7 @@ fn what_cannot_be_started_is_told_with_a_code_and_nothing_on_stdout() {
 }
 
 #[test]
-fn its_help_has_examples_and_exit_codes() {
+fn the_help_of_the_bridge_has_examples_and_exit_codes() {
     let home = Home::new();
     let help = home.ok(&["mcp", "bridge", "--help"]);
     assert!(help.contains("Examples:") && help.contains("Exit codes:") && help.contains("mcpServers"), "{help}");

@@ -15,10 +15,12 @@ use serde_json::{Value, json};
 
 use crate::commands::Home;
 use testkit::{
-    DEADLINE, Running, TestServer, descendants, end_of, finish, signal, spawn, state, text, wait_for, wait_gone,
+    DEADLINE, Running, TestServer, descendants, end_of, outcome, signal, spawn, state, wait_for, wait_gone,
+    wait_pid_gone,
 };
 
-/// A client of `mcp serve` that follows the protocol unless a test does otherwise.
+/// A client of `mcp serve` that follows the protocol unless a test does otherwise. Dropping it ends the server with EOF on its stdin; then
+/// no descendant may be left.
 pub(crate) struct Mcp {
     child: Running,
     input: Option<ChildStdin>,
@@ -27,6 +29,13 @@ pub(crate) struct Mcp {
 }
 
 impl Mcp {
+    /// A user, and the server in the user's home after the handshake.
+    pub(crate) fn at_home(args: &[&str]) -> (Home, Self) {
+        let home = Home::new();
+        let mcp = Self::start(&home, args);
+        (home, mcp)
+    }
+
     /// Starts the server and completes the handshake.
     pub(crate) fn start(home: &Home, args: &[&str]) -> Self {
         let mut mcp = Self::raw(home, args);
@@ -121,6 +130,15 @@ impl Mcp {
         assert_eq!(result["isError"], true, "{tool}: {result}");
         result["content"][0]["text"].as_str().expect("a text").to_owned()
     }
+    /// Reads the output of a process until it contains `text`; returns what was read, as JSON.
+    fn hear(&mut self, id: &str, text: &str) -> String {
+        let mut heard = String::new();
+        wait_for(text, || {
+            heard.push_str(&self.ok("read_output", json!({"process_id": id, "wait_ms": 5000}))["output"].to_string());
+            heard.contains(text)
+        });
+        heard
+    }
 
     pub(crate) fn tools(&mut self) -> Vec<Value> {
         let answer = self.request("tools/list", json!({}));
@@ -131,9 +149,14 @@ impl Mcp {
     fn family(&self) -> BTreeSet<u32> {
         descendants(&BTreeSet::from([self.child.id()]))
     }
+}
 
-    /// Ends the server with EOF on its stdin; no descendant may be left.
-    pub(crate) fn end(mut self) {
+impl Drop for Mcp {
+    fn drop(&mut self) {
+        let has_ended = self.child.try_wait().expect("check the server process").is_some();
+        if has_ended || thread::panicking() {
+            return;
+        }
         let family = self.family();
         drop(self.input.take());
         let status = end_of(&mut self.child);
@@ -159,17 +182,15 @@ pub(crate) fn pid_in(file: &Path) -> u32 {
 }
 
 #[test]
-fn a_client_is_told_what_there_is_and_how_to_use_it() {
+fn the_server_describes_itself_and_its_tools() {
     let home = Home::new();
     let mut mcp = Mcp::raw(&home, &[]);
     let answer = mcp.request("initialize", initialize());
     let result = &answer["result"];
     assert_eq!(result["protocolVersion"], "2025-06-18");
     assert!(result["capabilities"]["tools"].is_object(), "{result}");
-    assert!(
-        result["instructions"].as_str().is_some_and(|text| text.contains(&home.path().display().to_string())),
-        "{result}"
-    );
+    let instructions = result["instructions"].as_str().expect("a text");
+    assert!(instructions.contains(&home.path().display().to_string()), "{result}");
     mcp.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
     let tools = mcp.tools();
     let names: Vec<&str> = tools.iter().filter_map(|tool| tool["name"].as_str()).collect();
@@ -195,19 +216,18 @@ fn a_client_is_told_what_there_is_and_how_to_use_it() {
     assert!(run["outputSchema"]["properties"]["stdout_omitted_bytes"].is_object(), "{run}");
     assert_eq!(tools[6]["annotations"]["readOnlyHint"], true);
     assert_eq!(mcp.request("ping", json!({}))["result"], json!({}));
-    mcp.end();
 }
 
 #[test]
-fn a_command_is_run_by_the_shell_or_as_it_is() {
+fn a_command_is_run_by_the_shell_or_directly() {
     let home = Home::new();
     std::fs::create_dir(home.path().join("sub")).expect("make a directory");
     let mut mcp = Mcp::start(&home, &[]);
     let ran = mcp.ok("run_command", json!({"command": "echo out; echo err >&2; exit 3"}));
     assert_eq!((&ran["stdout"], &ran["stderr"], &ran["exit_code"]), (&json!("out\n"), &json!("err\n"), &json!(3)));
     assert!(ran["duration_ms"].is_u64() && ran["timed_out"] == false, "{ran}");
-    let arguments =
-        json!({"command": ["sh", "-c", "pwd; echo \"$A|$1\"", "x", "a  b"], "cwd": "sub", "env": {"A": "1"}});
+    let script = "pwd; echo \"$A|$1\"";
+    let arguments = json!({"command": ["sh", "-c", script, "x", "a  b"], "cwd": "sub", "env": {"A": "1"}});
     let ran = mcp.ok("run_command", arguments);
     assert_eq!(ran["stdout"], format!("{}\n1|a  b\n", home.path().join("sub").display()));
     let arguments = json!({"command": "echo all the same", "cwd": null, "env": null, "timeout_ms": null});
@@ -220,106 +240,85 @@ fn a_command_is_run_by_the_shell_or_as_it_is() {
     assert!(text.contains("no-such-program-anywhere") && text.contains("check the name"), "{text}");
     let text = mcp.failure("run_command", json!({"command": "pwd", "cwd": "missing"}));
     assert!(text.contains("missing") && text.contains("list_directory"), "{text}");
-    mcp.end();
 }
 
 #[test]
-fn of_long_output_the_beginning_and_the_end_are_returned_and_the_rest_is_counted() {
-    let home = Home::new();
-    let mut mcp = Mcp::start(&home, &[]);
+fn long_output_keeps_its_beginning_and_end_and_the_omitted_bytes_are_counted() {
+    let (_home, mut mcp) = Mcp::at_home(&[]);
     let command = "echo first; head -c 3000000 /dev/zero | tr '\\0' x; echo; echo last; echo e >&2";
     let ran = mcp.ok("run_command", json!({"command": command, "max_output_bytes": 4096}));
-    let (stdout, omitted) =
-        (ran["stdout"].as_str().expect("a text"), ran["stdout_omitted_bytes"].as_u64().expect("a number"));
+    let stdout = ran["stdout"].as_str().expect("a text");
+    let omitted = ran["stdout_omitted_bytes"].as_u64().expect("a number");
     assert!(stdout.starts_with("first\nxxx") && stdout.ends_with("xxx\nlast\n"), "{stdout}");
     assert!(stdout.contains(&format!("[… {omitted} bytes left out …]")), "{stdout}");
     assert_eq!(ran["stdout_bytes"], 3_000_012);
     assert_eq!(omitted, 3_000_012 - 4096);
     assert_eq!((&ran["stderr"], &ran["stderr_omitted_bytes"]), (&json!("e\n"), &json!(0)));
-    mcp.end();
 }
 
 #[test]
-fn a_command_whose_time_is_over_is_ended_with_all_it_started_and_what_it_wrote_is_returned() {
-    let home = Home::new();
-    let pid_file = home.path().join("pid");
-    let mut mcp = Mcp::start(&home, &[]);
+fn a_command_that_times_out_is_killed_with_all_it_started_and_its_output_is_returned() {
+    let (home, mut mcp) = Mcp::at_home(&[]);
     // The child is in another session, where a signal to the process group does not reach it.
     let command = "echo begun; setsid sh -c 'echo $$ >pid; exec sleep 1000' & wait";
     let result = mcp.call("run_command", json!({"command": command, "timeout_ms": 1000}));
     assert_eq!(result["isError"], true, "{result}");
-    assert!(
-        result["content"][0]["text"].as_str().is_some_and(|text| text.contains("timed out after 1000 ms")),
-        "{result}"
-    );
+    let text = result["content"][0]["text"].as_str().expect("a text");
+    assert!(text.contains("timed out after 1000 ms"), "{result}");
     let ran = &result["structuredContent"];
     assert_eq!((&ran["timed_out"], &ran["stdout"]), (&json!(true), &json!("begun\n")), "{ran}");
-    wait_gone("what the command started", &BTreeSet::from([pid_in(&pid_file)]));
-    mcp.end();
+    wait_pid_gone(pid_in(&home.path().join("pid")));
 }
 
 #[test]
-fn a_call_that_is_cancelled_ends_its_command_and_no_other() {
-    let home = Home::new();
-    let mut mcp = Mcp::start(&home, &[]);
+fn a_cancelled_call_ends_its_command_and_no_other() {
+    let (home, mut mcp) = Mcp::at_home(&[]);
     let id = mcp.begin_call("run_command", json!({"command": "setsid sh -c 'echo $$ >pid; exec sleep 1000' & wait"}));
     let other = mcp.begin_call("run_command", json!({"command": "until test -e go; do sleep 0.02; done; echo went"}));
     let pid = pid_in(&home.path().join("pid"));
     mcp.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id, "reason": "enough"}}));
-    wait_gone("the command", &BTreeSet::from([pid]));
+    wait_pid_gone(pid);
     std::fs::write(home.path().join("go"), "").expect("make a file");
     // A cancelled call has no answer, so the next message is the answer to the other call.
     let answer = mcp.next();
     assert_eq!(answer["id"], other, "{answer}");
     assert_eq!(answer["result"]["structuredContent"]["stdout"], "went\n", "{answer}");
-    mcp.end();
 }
 
 #[test]
-fn a_long_command_tells_its_progress_to_those_who_ask() {
-    let home = Home::new();
-    let mut mcp = Mcp::start(&home, &[]);
+fn a_long_command_reports_progress_to_clients_that_ask() {
+    let (home, mut mcp) = Mcp::at_home(&[]);
     let command = "echo step one; until test -e go; do sleep 0.02; done";
     let params = json!({"name": "run_command", "arguments": {"command": command}, "_meta": {"progressToken": "mine"}});
     let id = mcp.begin("tools/call", params);
     let first = mcp.next();
-    assert_eq!(
-        (&first["method"], &first["params"]["progressToken"]),
-        (&json!("notifications/progress"), &json!("mine"))
-    );
+    let (method, token) = (&first["method"], &first["params"]["progressToken"]);
+    assert_eq!([method, token], ["notifications/progress", "mine"]);
     assert!(first["params"]["message"].as_str().is_some_and(|text| text.contains("step one")), "{first}");
     let second = mcp.next();
-    assert!(
-        second["params"]["progress"].as_f64() >= first["params"]["progress"].as_f64().map(|first| first + 0.5),
-        "{second}"
-    );
+    let progress = |message: &Value| message["params"]["progress"].as_f64();
+    assert!(progress(&second) >= progress(&first).map(|first| first + 0.5), "{second}");
     std::fs::write(home.path().join("go"), "").expect("make a file");
     assert_eq!(mcp.answer(id)["result"]["structuredContent"]["exit_code"], 0);
-    mcp.end();
 }
 
 #[test]
-fn what_a_command_leaves_in_the_background_is_ended_and_said() {
-    let home = Home::new();
-    let mut mcp = Mcp::start(&home, &[]);
+fn background_processes_of_a_command_are_killed_and_reported() {
+    let (home, mut mcp) = Mcp::at_home(&[]);
     let result = mcp.call("run_command", json!({"command": "sleep 1000 & echo $! >pid; echo done"}));
     assert_eq!(result["isError"], false, "{result}");
     let ran = &result["structuredContent"];
     assert_eq!((&ran["stdout"], &ran["exit_code"]), (&json!("done\n"), &json!(0)));
     assert!(ran["note"].as_str().is_some_and(|note| note.contains("start_process")), "{ran}");
-    wait_gone("the child in the background", &BTreeSet::from([pid_in(&home.path().join("pid"))]));
-    mcp.end();
+    wait_pid_gone(pid_in(&home.path().join("pid")));
 }
 
 #[test]
 fn a_process_is_started_written_to_read_and_ended() {
-    let home = Home::new();
-    let mut mcp = Mcp::start(&home, &[]);
+    let (_home, mut mcp) = Mcp::at_home(&[]);
     assert_eq!(mcp.ok("list_processes", json!({}))["processes"], json!([]));
-    let started = mcp.ok(
-        "start_process",
-        json!({"command": "while read line; do echo \"got $line\"; echo \"err $line\" >&2; done; exit 4"}),
-    );
+    let command = "while read line; do echo \"got $line\"; echo \"err $line\" >&2; done; exit 4";
+    let started = mcp.ok("start_process", json!({"command": command}));
     assert_eq!(started["process_id"], "p1");
     assert!(state(u32::try_from(started["pid"].as_u64().expect("a pid")).expect("small")).is_some());
     mcp.ok("write_stdin", json!({"process_id": "p1", "text": "one\n"}));
@@ -345,28 +344,20 @@ fn a_process_is_started_written_to_read_and_ended() {
     assert!(text.contains("is closed, or it has ended"), "{text}");
     let listed = mcp.ok("list_processes", json!({}));
     assert_eq!((&listed["processes"][0]["exited"], &listed["processes"][0]["exit_code"]), (&json!(true), &json!(4)));
-    mcp.end();
 }
 
 #[test]
 fn processes_are_signalled_and_ended_with_what_they_started() {
-    let home = Home::new();
-    let mut mcp = Mcp::start(&home, &[]);
+    let (home, mut mcp) = Mcp::at_home(&[]);
     mcp.ok("start_process", json!({"command": "trap 'echo caught' USR1; echo ready; while :; do sleep 0.02; done"}));
-    let hear = |mcp: &mut Mcp, text: &str| {
-        let mut heard = String::new();
-        wait_for(text, || {
-            heard.push_str(&mcp.ok("read_output", json!({"process_id": "p1", "wait_ms": 5000}))["output"].to_string());
-            heard.contains(text)
-        });
-    };
-    hear(&mut mcp, "ready");
+    mcp.hear("p1", "ready");
     assert_eq!(mcp.ok("signal_process", json!({"process_id": "p1", "signal": "USR1"}))["was_running"], true);
-    hear(&mut mcp, "caught");
-    mcp.ok("start_process", json!({"command": ["sh", "-c", "trap '' TERM; setsid sh -c 'echo $$ >pid; exec sleep 1000' & wait; sleep 1000"]}));
+    mcp.hear("p1", "caught");
+    let script = "trap '' TERM; setsid sh -c 'echo $$ >pid; exec sleep 1000' & wait; sleep 1000";
+    mcp.ok("start_process", json!({"command": ["sh", "-c", script]}));
     let pid = pid_in(&home.path().join("pid"));
     assert_eq!(mcp.ok("signal_process", json!({"process_id": "p2", "grace_ms": 50}))["was_running"], true);
-    wait_gone("the process with all it started", &BTreeSet::from([pid]));
+    wait_pid_gone(pid);
     wait_for("its end", || mcp.ok("list_processes", json!({}))["processes"][1]["exited"] == true);
     assert_eq!(mcp.ok("signal_process", json!({"process_id": "p2", "signal": "INT"}))["was_running"], false);
     for (tool, arguments, told) in [
@@ -379,28 +370,20 @@ fn processes_are_signalled_and_ended_with_what_they_started() {
         let text = mcp.failure(tool, arguments);
         assert!(text.contains(told), "{text}");
     }
-    mcp.end();
 }
 
 #[test]
-fn a_terminal_is_given_to_those_who_ask() {
-    let home = Home::new();
-    let mut mcp = Mcp::start(&home, &[]);
+fn a_process_gets_a_terminal_on_request() {
+    let (_home, mut mcp) = Mcp::at_home(&[]);
     mcp.ok("start_process", json!({"command": "test -t 0 && stty size; read x; echo \"<$x>\"", "tty": true}));
     mcp.ok("write_stdin", json!({"process_id": "p1", "text": "hi\n"}));
-    let mut heard = String::new();
-    wait_for("the echo", || {
-        heard.push_str(&mcp.ok("read_output", json!({"process_id": "p1", "wait_ms": 5000}))["output"].to_string());
-        heard.contains("<hi>")
-    });
+    let heard = mcp.hear("p1", "<hi>");
     assert!(heard.contains("24 80") && heard.contains("pty"), "{heard}");
-    mcp.end();
 }
 
 #[test]
-fn output_that_nobody_reads_does_not_hold_a_process_up_and_its_loss_is_told() {
-    let home = Home::new();
-    let mut mcp = Mcp::start(&home, &[]);
+fn unread_output_does_not_block_a_process_and_its_loss_is_reported() {
+    let (_home, mut mcp) = Mcp::at_home(&[]);
     mcp.ok("start_process", json!({"command": "head -c 40000000 /dev/zero | tr '\\0' x; echo the end"}));
     wait_for("its end", || mcp.ok("list_processes", json!({}))["processes"][0]["exited"] == true);
     let (mut bytes, mut gap, mut last) = (0, 0, String::new());
@@ -415,13 +398,11 @@ fn output_that_nobody_reads_does_not_hold_a_process_up_and_its_loss_is_told() {
     });
     assert!(gap > 0 && last.ends_with("the end\n"), "{gap}");
     assert_eq!(bytes + gap, 40_000_008);
-    mcp.end();
 }
 
 #[test]
 fn characters_are_whole_however_the_output_is_read() {
-    let home = Home::new();
-    let mut mcp = Mcp::start(&home, &[]);
+    let (_home, mut mcp) = Mcp::at_home(&[]);
     // Each character has three bytes, so no piece of a power-of-two size ends at a character boundary.
     mcp.ok("start_process", json!({"command": "yes € | tr -d '\\n' | head -c 300000"}));
     let (mut heard, mut answers) = (String::new(), 0);
@@ -433,19 +414,17 @@ fn characters_are_whole_however_the_output_is_read() {
         read["closed"] == true
     });
     assert!(answers > 1 && heard == "€".repeat(100_000), "{answers} answers, {} bytes", heard.len());
-    mcp.end();
 }
 
 #[test]
 fn processes_end_with_their_session_however_it_ends() {
     for end in [None, Some(Signal::TERM), Some(Signal::KILL)] {
-        let home = Home::new();
-        let mut mcp = Mcp::start(&home, &[]);
+        let (home, mut mcp) = Mcp::at_home(&[]);
         mcp.ok("start_process", json!({"command": "setsid sh -c 'echo $$ >pid; exec sleep 1000' & sleep 1000"}));
         let mut pids = BTreeSet::from([pid_in(&home.path().join("pid"))]);
         let family = mcp.family();
         let Some(end) = end else {
-            mcp.end();
+            drop(mcp);
             wait_gone("the processes", &pids);
             continue;
         };
@@ -465,19 +444,16 @@ fn processes_end_with_their_session_however_it_ends() {
 }
 
 #[test]
-fn a_client_that_leaves_before_it_says_anything_is_no_trouble() {
+fn a_client_that_leaves_before_its_first_message_causes_no_error() {
     let home = Home::new();
     let mut command = home.command(&["mcp", "serve"]);
     command.stdin(Stdio::null());
-    let output = finish(command);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!((text(&output.stdout), text(&output.stderr)), (String::new(), String::new()));
+    assert_eq!(outcome(command), (String::new(), String::new(), Some(0)));
 }
 
 #[test]
-fn wrong_words_are_told_to_whom_they_concern_and_end_nothing() {
-    let home = Home::new();
-    let mut mcp = Mcp::start(&home, &[]);
+fn wrong_requests_are_answered_and_end_nothing() {
+    let (_home, mut mcp) = Mcp::at_home(&[]);
     for (tool, arguments, told) in [
         ("run_command", json!({}), "missing field `command`"),
         ("run_command", json!({"command": 7}), "must be a string for the shell, or an array of strings"),
@@ -503,13 +479,11 @@ fn wrong_words_are_told_to_whom_they_concern_and_end_nothing() {
     // An answer to a request that the server never sent.
     mcp.send(&json!({"jsonrpc": "2.0", "id": 999, "result": {}}));
     assert_eq!(mcp.ok("run_command", json!({"command": "echo still here"}))["stdout"], "still here\n");
-    mcp.end();
 }
 
 #[test]
-fn more_calls_than_there_may_be_are_refused_and_the_others_go_on() {
-    let home = Home::new();
-    let mut mcp = Mcp::start(&home, &[]);
+fn calls_beyond_the_limit_are_refused_and_the_others_continue() {
+    let (home, mut mcp) = Mcp::at_home(&[]);
     let command = json!({"command": "until test -e go; do sleep 0.05; done"});
     let mut left: BTreeSet<u64> = (0..70).map(|_| mcp.begin_call("run_command", command.clone())).collect();
     let mut refused = 0;
@@ -526,7 +500,6 @@ fn more_calls_than_there_may_be_are_refused_and_the_others_go_on() {
         assert_eq!(answer["result"]["structuredContent"]["exit_code"], 0, "{answer}");
         assert!(left.remove(&answer["id"].as_u64().expect("an id")));
     }
-    mcp.end();
 }
 
 #[test]
@@ -541,12 +514,12 @@ fn the_executor_may_be_a_server() {
     let file = home.path().join("file");
     mcp.ok("write_file", json!({"path": file, "content": "by way of a server"}));
     assert_eq!(std::fs::read_to_string(file).expect("the file"), "by way of a server");
-    mcp.end();
-    wait_gone("the process at the server", &BTreeSet::from([pid]));
+    drop(mcp);
+    wait_pid_gone(pid);
 }
 
 #[test]
-fn a_server_that_is_killed_costs_nothing_and_one_that_forgets_costs_only_what_it_forgot() {
+fn a_killed_server_costs_nothing_and_one_that_forgets_costs_only_what_it_forgot() {
     let (home, mut server) = (Home::new(), TestServer::start());
     let mut mcp = Mcp::start(&home, &["--connect", server.url()]);
     mcp.ok("start_process", json!({"command": "while read x; do echo \"got $x\"; done"}));
@@ -564,14 +537,12 @@ fn a_server_that_is_killed_costs_nothing_and_one_that_forgets_costs_only_what_it
     assert!(text.contains("nothing more can be read of p1"), "{text}");
     assert_eq!(mcp.ok("list_processes", json!({}))["processes"][0]["exited"], true);
     assert_eq!(mcp.ok("start_process", json!({"command": "sleep 1000"}))["process_id"], "p2");
-    mcp.end();
 }
 
 #[test]
-fn a_server_that_cannot_be_reached_is_told_before_anything_is_served() {
+fn an_unreachable_server_is_reported_before_anything_is_served() {
     let home = Home::new();
-    let output = home.run(&["mcp", "serve", "--connect", "unix:///nowhere/at/all.sock"]);
-    assert_eq!(output.status.code(), Some(255));
-    assert_eq!(text(&output.stdout), "");
-    assert!(text(&output.stderr).contains("/nowhere/at/all.sock"), "{}", text(&output.stderr));
+    let (out, said, code) = outcome(home.command(&["mcp", "serve", "--connect", "unix:///nowhere/at/all.sock"]));
+    assert_eq!((code, out.as_str()), (Some(255), ""));
+    assert!(said.contains("/nowhere/at/all.sock"), "{said}");
 }

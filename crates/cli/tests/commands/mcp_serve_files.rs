@@ -5,7 +5,12 @@ use std::{fs, os::unix::fs::symlink, thread};
 use serde_json::{Value, json};
 
 use crate::commands::{Home, mcp_serve::Mcp};
-use testkit::{TestServer, text};
+use testkit::{TestServer, outcome, with};
+
+/// The text of a result.
+fn text_of(result: &Value) -> &str {
+    result["content"][0]["text"].as_str().expect("a text")
+}
 
 fn texts(listed: &Value, member: &str, of: &str) -> Vec<String> {
     let all = listed[member].as_array().expect("an array").iter();
@@ -19,17 +24,13 @@ fn a_file_is_read_by_lines() {
     fs::write(&file, (1..=5000).map(|n| format!("line {n}\n")).collect::<String>()).expect("write a file");
     let mut mcp = Mcp::start(&home, &[]);
     let result = mcp.call("read_file", json!({"path": "file", "offset": 4999}));
-    assert_eq!(result["content"][0]["text"], "  4999\tline 4999\n  5000\tline 5000\n");
+    assert_eq!(text_of(&result), "  4999\tline 4999\n  5000\tline 5000\n");
     let read = &result["structuredContent"];
-    assert_eq!(
-        (&read["content"], &read["more"], &read["lines"]),
-        (&json!("line 4999\nline 5000\n"), &json!(false), &json!(2))
-    );
+    assert_eq!((&read["content"], &read["lines"]), (&json!("line 4999\nline 5000\n"), &json!(2)));
+    assert_eq!(read["more"], false);
     let result = mcp.call("read_file", json!({"path": file, "limit": 2}));
-    assert_eq!(
-        result["content"][0]["text"],
-        "     1\tline 1\n     2\tline 2\n[the file goes on: read on with offset 3]\n"
-    );
+    let expected = "     1\tline 1\n     2\tline 2\n[the file goes on: read on with offset 3]\n";
+    assert_eq!(text_of(&result), expected);
     let read = mcp.ok("read_file", json!({"path": "file"}));
     assert_eq!((&read["lines"], &read["more"], &read["size_bytes"]), (&json!(2000), &json!(true), &json!(48_893)));
     assert!(mcp.failure("read_file", json!({"path": "file", "offset": 5001})).contains("has fewer than 5001 lines"));
@@ -37,28 +38,24 @@ fn a_file_is_read_by_lines() {
     assert!(mcp.failure("read_file", json!({"path": "."})).contains("list_directory"));
     fs::write(home.path().join("long"), format!("{}\nshort\r\n", "x".repeat(3_000_000))).expect("write a file");
     let result = mcp.call("read_file", json!({"path": "long"}));
-    let shown = result["content"][0]["text"].as_str().expect("a text");
-    assert!(
-        shown.contains("[… 2998000 bytes of this line left out …]") && shown.contains("\tshort"),
-        "{}",
-        &shown[shown.len() - 300..]
-    );
+    let shown = text_of(&result);
+    let end = &shown[shown.len() - 300..];
+    assert!(shown.contains("[… 2998000 bytes of this line left out …]") && shown.contains("\tshort"), "{end}");
     assert!(shown.contains("1 lines are longer than 2000 bytes") && shown.contains("CR LF"));
     fs::write(home.path().join("binary"), b"\x7fELF\0\0").expect("write a file");
     assert!(mcp.failure("read_file", json!({"path": "binary"})).contains("is a binary file, 6 bytes"));
     fs::write(home.path().join("empty"), "").expect("write a file");
     assert_eq!(mcp.ok("read_file", json!({"path": "empty"}))["lines"], 0);
-    mcp.end();
 }
 
 #[test]
-fn files_are_written_whole_and_edited_only_where_it_is_clear() {
+fn files_are_written_as_a_whole_and_edited_only_where_the_place_is_unambiguous() {
     let home = Home::new();
     let file = home.path().join("a/b/file.rs");
     let on_disk = || fs::read_to_string(&file).expect("the file");
     let mut mcp = Mcp::start(&home, &[]);
-    let written =
-        mcp.ok("write_file", json!({"path": "a/b/file.rs", "content": "fn one() {}\n\tfn two() {}\nfn one() {}\n"}));
+    let content = "fn one() {}\n\tfn two() {}\nfn one() {}\n";
+    let written = mcp.ok("write_file", json!({"path": "a/b/file.rs", "content": content}));
     assert_eq!((&written["created"], &written["bytes"], &written["atomic"]), (&json!(true), &json!(37), &json!(true)));
     let edit = |old: &str, new: &str| json!({"path": "a/b/file.rs", "old": old, "new": new});
     for (old, new, told) in [
@@ -71,25 +68,23 @@ fn files_are_written_whole_and_edited_only_where_it_is_clear() {
         let text = mcp.failure("edit_file", edit(old, new));
         assert!(text.contains(told), "{text}");
     }
-    assert_eq!(on_disk(), "fn one() {}\n\tfn two() {}\nfn one() {}\n");
+    assert_eq!(on_disk(), content);
     let edited = mcp.ok("edit_file", edit("\tfn two() {}\n", "fn 2() {}\n"));
     assert_eq!((&edited["replacements"], &edited["first_line"]), (&json!(1), &json!(2)));
-    let mut all = edit("fn one", "fn 1");
-    all["replace_all"] = json!(true);
+    let all = with(edit("fn one", "fn 1"), json!({"replace_all": true}));
     assert_eq!(mcp.ok("edit_file", all)["replacements"], 2);
     assert_eq!(on_disk(), "fn 1() {}\nfn 2() {}\nfn 1() {}\n");
     assert_eq!(mcp.ok("write_file", json!({"path": file, "content": ""}))["created"], false);
     assert_eq!(on_disk(), "");
     assert!(mcp.failure("write_file", json!({"path": "a/b", "content": ""})).contains("a/b"));
-    mcp.end();
 }
 
 #[test]
-fn edits_of_several_sessions_at_once_are_all_there_in_the_end() {
+fn concurrent_edits_of_several_sessions_are_all_in_the_file() {
     let (home, server) = (Home::new(), TestServer::start());
     let file = home.path().join("file");
-    let slots =
-        |word: &str| (0..4).flat_map(|who| (0..15).map(move |n| format!("{word} {who}.{n};\n"))).collect::<String>();
+    let ids = || (0..4).flat_map(|who| (0..15).map(move |n| format!("{who}.{n}")));
+    let slots = |word: &str| ids().map(|id| format!("{word} {id};\n")).collect::<String>();
     fs::write(&file, slots("slot")).expect("write a file");
     thread::scope(|scope| {
         for who in 0..4 {
@@ -97,17 +92,15 @@ fn edits_of_several_sessions_at_once_are_all_there_in_the_end() {
             scope.spawn(move || {
                 let mut mcp = Mcp::start(home, &["--connect", url]);
                 for n in 0..15 {
-                    let edit =
-                        json!({"path": file, "old": format!("slot {who}.{n};"), "new": format!("done {who}.{n};")});
+                    let (old, new) = (format!("slot {who}.{n};"), format!("done {who}.{n};"));
+                    let edit = json!({"path": file, "old": old, "new": new});
                     // Concurrent edits may win so often that the tool gives up; then it has changed nothing.
-                    let text = |result: &Value| result["content"][0]["text"].as_str().unwrap_or_default().to_owned();
                     let mut result = mcp.call("edit_file", edit.clone());
                     while result["isError"] == true {
-                        assert!(text(&result).contains("changed by another writer"), "{result}");
+                        assert!(text_of(&result).contains("changed by another writer"), "{result}");
                         result = mcp.call("edit_file", edit.clone());
                     }
                 }
-                mcp.end();
             });
         }
     });
@@ -125,18 +118,15 @@ fn directories_are_listed_in_order_and_in_parts() {
     symlink("a.txt", dir.join("link")).expect("make a link");
     let mut mcp = Mcp::start(&home, &[]);
     let result = mcp.call("list_directory", json!({"path": "dir"}));
-    assert_eq!(result["content"][0]["text"], ".hidden\t5 bytes\na.txt\t5 bytes\nb.txt\t5 bytes\nlink -> a.txt\nsub/\n");
+    assert_eq!(text_of(&result), ".hidden\t5 bytes\na.txt\t5 bytes\nb.txt\t5 bytes\nlink -> a.txt\nsub/\n");
     let listed = mcp.ok("list_directory", json!({"path": "dir", "limit": 2}));
-    assert_eq!(
-        (texts(&listed, "entries", "name"), &listed["more"]),
-        (vec![".hidden".to_owned(), "a.txt".to_owned()], &json!(true))
-    );
+    assert_eq!(texts(&listed, "entries", "name"), [".hidden", "a.txt"]);
+    assert_eq!(listed["more"], true);
     let listed = mcp.ok("list_directory", json!({"path": "dir", "after": "a.txt"}));
     assert_eq!(texts(&listed, "entries", "kind"), ["file", "symlink", "directory"]);
     assert_eq!(listed["more"], false);
     assert!(mcp.failure("list_directory", json!({"path": "dir/a.txt"})).contains("read_file"));
     assert!(mcp.failure("list_directory", json!({"path": "nowhere"})).contains("nowhere"));
-    mcp.end();
 }
 
 #[test]
@@ -144,28 +134,30 @@ fn trees_are_searched_for_lines_and_for_paths() {
     let home = Home::new();
     let tree = home.path().join("tree");
     fs::create_dir_all(tree.join("src/deep")).expect("make a directory");
-    fs::write(tree.join("src/a.rs"), "fn main() {\n    needle(1);\n}\n").expect("write a file");
-    fs::write(tree.join("src/deep/b.rs"), "// Needle\nneedle(22);\n").expect("write a file");
-    fs::write(tree.join("src/c.txt"), "needle\n").expect("write a file");
-    fs::write(tree.join(".secret"), "needle\n").expect("write a file");
+    for (name, text) in [
+        ("src/a.rs", "fn main() {\n    needle(1);\n}\n"),
+        ("src/deep/b.rs", "// Needle\nneedle(22);\n"),
+        ("src/c.txt", "needle\n"),
+        (".secret", "needle\n"),
+    ] {
+        fs::write(tree.join(name), text).expect("write a file");
+    }
     let mut mcp = Mcp::start(&home, &[]);
-    let found = mcp.ok("search_files", json!({"pattern": r"needle\(\d+\)", "path": "tree"}));
+    let mut search = |more: Value| mcp.ok("search_files", with(json!({"path": "tree"}), more));
+    let found = search(json!({"pattern": r"needle\(\d+\)"}));
     assert_eq!(texts(&found, "lines", "path"), ["tree/src/a.rs", "tree/src/deep/b.rs"]);
     assert_eq!((&found["lines"][0]["line"], &found["lines"][0]["text"]), (&json!(2), &json!("    needle(1);")));
-    let found =
-        mcp.ok("search_files", json!({"pattern": "needle", "path": "tree", "glob": "**/*.rs", "ignore_case": true}));
+    let found = search(json!({"pattern": "needle", "glob": "**/*.rs", "ignore_case": true}));
     assert_eq!(found["lines"].as_array().map(Vec::len), Some(3));
-    let found =
-        mcp.ok("search_files", json!({"pattern": "needle(", "literal": true, "path": "tree", "max_results": 1}));
+    let found = search(json!({"pattern": "needle(", "literal": true, "max_results": 1}));
     assert_eq!((found["lines"].as_array().map(Vec::len), &found["truncated"]), (Some(1), &json!(true)));
-    let found = mcp.ok("search_files", json!({"pattern": "needle", "path": "tree", "all": true}));
+    let found = search(json!({"pattern": "needle", "all": true}));
     assert!(texts(&found, "lines", "path").contains(&"tree/.secret".to_owned()), "{found}");
-    let found = mcp.ok("search_files", json!({"glob": "**/*.rs", "path": "tree"}));
+    let found = search(json!({"glob": "**/*.rs"}));
     assert_eq!(texts(&found, "paths", "path"), ["tree/src/a.rs", "tree/src/deep/b.rs"]);
     let result = mcp.call("search_files", json!({"pattern": "nowhere at all", "path": "tree"}));
-    assert_eq!(result["content"][0]["text"], "no line matches\n");
+    assert_eq!(text_of(&result), "no line matches\n");
     assert!(mcp.failure("search_files", json!({"pattern": "(", "path": "tree"})).contains('('));
-    mcp.end();
 }
 
 #[test]
@@ -173,30 +165,17 @@ fn a_read_only_server_offers_no_way_to_change_anything() {
     let home = Home::new();
     fs::write(home.path().join("file"), "text\n").expect("write a file");
     let mut mcp = Mcp::start(&home, &["--read-only"]);
-    assert_eq!(
-        mcp.tools().iter().map(|tool| tool["name"].clone()).collect::<Vec<_>>(),
-        ["read_file", "list_directory", "search_files"]
-    );
+    let names: Vec<Value> = mcp.tools().iter().map(|tool| tool["name"].clone()).collect();
+    assert_eq!(names, ["read_file", "list_directory", "search_files"]);
     assert_eq!(mcp.ok("read_file", json!({"path": "file"}))["content"], "text\n");
-    for tool in [
-        "run_command",
-        "start_process",
-        "read_output",
-        "write_stdin",
-        "signal_process",
-        "list_processes",
-        "write_file",
-        "edit_file",
-    ] {
-        let answer = mcp.request(
-            "tools/call",
-            json!({"name": tool, "arguments": {"path": "file", "content": "", "command": "rm file"}}),
-        );
+    let processes = ["run_command", "start_process", "read_output", "write_stdin", "signal_process", "list_processes"];
+    for tool in processes.into_iter().chain(["write_file", "edit_file"]) {
+        let arguments = json!({"path": "file", "content": "", "command": "rm file"});
+        let answer = mcp.request("tools/call", json!({"name": tool, "arguments": arguments}));
         assert_eq!(answer["error"]["code"], -32602, "{answer}");
         assert!(answer.to_string().contains("read-only"), "{answer}");
     }
     assert_eq!(fs::read_to_string(home.path().join("file")).expect("the file"), "text\n");
-    mcp.end();
 }
 
 /// A root with a symlink that leads out of it, and a file outside.
@@ -248,7 +227,7 @@ fn nothing_leads_out_of_a_root() {
     testkit::wait_for("the process has tried", || root.join("late").exists());
     let text = mcp.failure("run_command", json!({"command": "pwd", "cwd": outside}));
     assert!(text.contains("outside"), "{text}");
-    mcp.end();
+    drop(mcp);
     assert_eq!(fs::read_to_string(root.join("made")).expect("the file"), "made\n");
     assert_eq!(fs::read_to_string(root.join("sub/new/file")).expect("the file"), "better");
     assert_eq!(fs::read_to_string(home.path().join("outside/secret")).expect("the file"), "secret\n");
@@ -282,16 +261,14 @@ fn the_repository_of_a_root_cannot_be_changed() {
         "ln .git/config link",
     ];
     for command in commands {
-        let ran =
-            mcp.ok("run_command", json!({"command": format!("{command} 2>/dev/null && echo changed; rm -rf other")}));
+        let command = format!("{command} 2>/dev/null && echo changed; rm -rf other");
+        let ran = mcp.ok("run_command", json!({"command": command}));
         assert_eq!(ran["stdout"], "", "{command}: {ran}");
     }
     assert_eq!(mcp.ok("read_file", json!({"path": ".git/config"}))["content"], "[core]\n");
-    mcp.ok(
-        "run_command",
-        json!({"command": "echo fine >.gitignore && mkdir -p sub/.git && echo fine >sub/.git/config"}),
-    );
-    mcp.end();
+    let command = "echo fine >.gitignore && mkdir -p sub/.git && echo fine >sub/.git/config";
+    mcp.ok("run_command", json!({"command": command}));
+    drop(mcp);
     let root = home.path().join("root");
     assert_eq!(fs::read_to_string(root.join(".git/config")).expect("the file"), "[core]\n");
     assert_eq!(fs::read_dir(root.join(".git/hooks")).expect("the directory").count(), 0);
@@ -299,14 +276,14 @@ fn the_repository_of_a_root_cannot_be_changed() {
 }
 
 #[test]
-fn a_repository_that_is_not_there_cannot_be_made_in_a_root() {
+fn a_repository_that_does_not_exist_cannot_be_created_in_a_root() {
     let home = rooted();
     let mut mcp = Mcp::start(&home, &["--root", "root"]);
     mcp.failure("write_file", json!({"path": ".git/hooks/post-checkout", "content": "x"}));
     let made = "mkdir -p .git/hooks 2>/dev/null && echo x >.git/hooks/post-checkout 2>/dev/null && echo made";
     let ran = mcp.ok("run_command", json!({"command": made}));
     assert_eq!(ran["stdout"], "", "{ran}");
-    mcp.end();
+    drop(mcp);
     assert!(!home.path().join("root/.git/hooks").exists());
 }
 
@@ -315,10 +292,10 @@ fn a_flag_opens_the_repository_of_a_root() {
     let home = with_repository();
     let mut mcp = Mcp::start(&home, &["--root", "root", "--writable-git"]);
     mcp.ok("write_file", json!({"path": ".git/config", "content": "changed\n"}));
-    let ran =
-        mcp.ok("run_command", json!({"command": "echo x >.git/hooks/h && mv .git/hooks .git/moved && echo fine"}));
+    let command = "echo x >.git/hooks/h && mv .git/hooks .git/moved && echo fine";
+    let ran = mcp.ok("run_command", json!({"command": command}));
     assert_eq!(ran["stdout"], "fine\n", "{ran}");
-    mcp.end();
+    drop(mcp);
     assert_eq!(fs::read_to_string(home.path().join("root/.git/config")).expect("the file"), "changed\n");
     for words in [&["--writable-git"][..], &["--root", "root", "--read-only", "--writable-git"]] {
         let mut command = home.command(&[&["mcp", "serve"], words].concat());
@@ -343,7 +320,7 @@ fn read_only_serving_without_a_root_shows_none_of_the_servers_own_files() {
     }
     let found = mcp.call("search_files", json!({"path": server.dir(), "pattern": token.trim(), "all": true}));
     assert_eq!(found["structuredContent"]["lines"].as_array().map_or(0, Vec::len), 0, "{found}");
-    mcp.end();
+    drop(mcp);
     // On this machine: the state directories of this user's servers.
     let mut command = home.command(&["token", "create", "ci"]);
     command.current_dir(home.path());
@@ -354,7 +331,6 @@ fn read_only_serving_without_a_root_shows_none_of_the_servers_own_files() {
     assert_eq!(mcp.ok("read_file", json!({"path": "file"}))["content"], "text\n");
     let text = mcp.failure("read_file", json!({"path": own}));
     assert!(text.contains("server's own files") || text.contains("no such file"), "{text}");
-    mcp.end();
 }
 
 fn files_below(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
@@ -369,30 +345,29 @@ fn a_root_at_a_server_holds_and_may_be_read_only_and_others_may_be_read_by_name(
     let root = home.path().join("root").display().to_string();
     let mut mcp = Mcp::start(&home, &["--connect", server.url(), "--root", &root, "--read-only"]);
     nothing_leads_out(&home, &mut mcp);
-    mcp.end();
+    drop(mcp);
     let outside = home.path().join("outside").display().to_string();
     let mut mcp = Mcp::start(&home, &["--connect", server.url(), "--root", &root, "--readable", &outside]);
     let ran = mcp.ok("run_command", json!({"command": "cat way-out/secret; echo x >way-out/new || echo unwritten"}));
     assert_eq!(ran["stdout"], "secret\nunwritten\n", "{ran}");
     // A process may read this file, but the file tools may not.
     mcp.failure("read_file", json!({"path": "secret"}));
-    mcp.end();
 }
 
 #[test]
-fn a_root_that_cannot_be_used_is_refused_before_anything_is_served() {
+fn an_unusable_root_is_refused_before_anything_is_served() {
     let home = Home::new();
     fs::write(home.path().join("file"), "").expect("write a file");
     // A symlink that decides which files are writable could be changed to point elsewhere.
     fs::create_dir(home.path().join("linked")).expect("make a directory");
     symlink("..", home.path().join("linked/.git")).expect("make a link");
-    for (root, told) in [("missing", "missing"), ("file", "is not a directory"), ("linked", "cannot be enforced at")] {
+    for (root, reason) in [("missing", "missing"), ("file", "is not a directory"), ("linked", "cannot be enforced at")]
+    {
         let mut command = home.command(&["mcp", "serve", "--root", root]);
         command.current_dir(home.path());
-        let output = testkit::finish(command);
-        assert_eq!(output.status.code(), Some(255), "{}", text(&output.stderr));
-        assert!(text(&output.stderr).contains(told), "{}", text(&output.stderr));
-        assert_eq!(text(&output.stdout), "");
+        let (out, said, code) = outcome(command);
+        assert_eq!((code, out.as_str()), (Some(255), ""), "{said}");
+        assert!(said.contains(reason), "{said}");
     }
 }
 
@@ -413,6 +388,6 @@ fn the_server_s_own_files_are_not_served() {
     let found = mcp.ok("search_files", json!({"pattern": server.token(), "path": server.dir(), "all": true}));
     assert_eq!(found["lines"], json!([]), "{found}");
     assert_eq!(mcp.ok("read_file", json!({"path": home.path().join("file")}))["content"], "text\n");
-    mcp.end();
+    drop(mcp);
     assert!(!state.join("tokens.toml").exists());
 }

@@ -5,7 +5,7 @@ use std::{
     fs,
     io::Read as _,
     net::TcpStream,
-    process::Stdio,
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -18,10 +18,11 @@ use crate::commands::{
     mcp_serve::{initialize, pid_in},
 };
 use testkit::{
-    Reply, Running, descendants, end_of, finish, http, read_until, signal, spawn, state, text, wait_for, wait_gone,
+    Reply, Running, descendants, end_of, http, outcome, read_until, set_mode, signal, spawn, state, text, wait_for,
+    wait_gone, wait_pid_gone,
 };
 
-/// A running server with its address and token.
+/// A running server with its address and token. Dropping it shuts the server down; then no descendant may be left.
 struct Served {
     child: Running,
     address: String,
@@ -35,15 +36,24 @@ struct Session<'a> {
 }
 
 impl Served {
+    /// A user, and a server that the user runs.
+    fn at_home(args: &[&str]) -> (Home, Self) {
+        let home = Home::new();
+        let served = Self::start(&home, args);
+        (home, served)
+    }
+
     fn start(home: &Home, args: &[&str]) -> Self {
         let mut command = home.command(&[&["mcp", "serve", "--http", "127.0.0.1:0"][..], args].concat());
-        let mut child = spawn(command.current_dir(home.path()).stderr(Stdio::inherit()));
+        command.current_dir(home.path()).stderr(Stdio::inherit());
+        Self::of(command)
+    }
+
+    fn of(mut command: Command) -> Self {
+        let mut child = spawn(&mut command);
         let line = read_until(child.stdout.as_mut().expect("stdout is a pipe"), "\n");
-        let (address, token) = line
-            .trim_end()
-            .strip_prefix("http://")
-            .and_then(|rest| rest.split_once("/mcp?token="))
-            .unwrap_or_else(|| panic!("not a URL with a token: {line}"));
+        let parts = line.trim_end().strip_prefix("http://").and_then(|rest| rest.split_once("/mcp?token="));
+        let (address, token) = parts.unwrap_or_else(|| panic!("not a URL with a token: {line}"));
         Self { child, address: address.to_owned(), token: token.to_owned() }
     }
 
@@ -78,9 +88,14 @@ impl Served {
         assert_eq!(notified.status, 202, "{notified:?}");
         session
     }
+}
 
-    /// Shuts the server down; no descendant may be left.
-    fn end(mut self) {
+impl Drop for Served {
+    fn drop(&mut self) {
+        let has_ended = self.child.try_wait().expect("check the server process").is_some();
+        if has_ended || thread::panicking() {
+            return;
+        }
         let family = descendants(&BTreeSet::from([self.child.id()]));
         signal(self.child.id(), Signal::TERM);
         let status = end_of(&mut self.child);
@@ -136,9 +151,8 @@ fn answer(reply: &Reply) -> Value {
 }
 
 #[test]
-fn only_bearers_of_the_token_come_in_by_our_name_and_no_page_does() {
-    let home = Home::new();
-    let served = Served::start(&home, &["--allow-host", "box.example"]);
+fn only_clients_with_the_token_are_accepted_by_our_name_and_no_page_is() {
+    let (_home, served) = Served::at_home(&["--allow-host", "box.example"]);
     assert_eq!(served.token.len(), 64);
     let hello = request(1, "initialize", initialize()).to_string();
     let (host, token) = (served.host(), format!("Authorization: Bearer {}\r\n", served.token));
@@ -171,24 +185,18 @@ fn only_bearers_of_the_token_come_in_by_our_name_and_no_page_does() {
     // The token is also accepted in the URL, as it was printed. Other paths do not exist.
     let length = hello.len();
     let with = |target: String| {
-        http(
-            &served.address,
-            &format!(
-                "POST {target} HTTP/1.1\r\n{host}{json}Connection: close\r\nContent-Length: {length}\r\n\r\n{hello}"
-            ),
-        )
+        let head = format!("POST {target} HTTP/1.1\r\n{host}{json}Connection: close\r\nContent-Length: {length}");
+        http(&served.address, &format!("{head}\r\n\r\n{hello}"))
     };
     assert_eq!(with(format!("/mcp?token={}", served.token)).status, 200);
     assert_eq!(with("/mcp?token=x".to_owned()).status, 401);
     assert_eq!(with(format!("/?token={}", served.token)).status, 404);
     assert_eq!(with("/healthz".to_owned()).status, 401);
-    served.end();
 }
 
 #[test]
 fn tools_work_over_http_and_sessions_know_nothing_of_each_other() {
-    let home = Home::new();
-    let served = Served::start(&home, &[]);
+    let (home, served) = Served::at_home(&[]);
     let (one, other) = (served.begin(), served.begin());
     assert_ne!(one.id, other.id);
     let tools = answer(&one.post(&request(2, "tools/list", json!({}))));
@@ -201,39 +209,36 @@ fn tools_work_over_http_and_sessions_know_nothing_of_each_other() {
     let heard = one.ok("read_output", json!({"process_id": "p1", "wait_ms": 10_000}));
     assert_eq!(heard["output"], json!([{"stream": "stdout", "text": "mine\n"}]));
     // Calls in two sessions run at the same time; neither waits for the other.
+    let wait = "until test -e go; do sleep 0.02; done; echo went";
     thread::scope(|scope| {
-        let waits = scope
-            .spawn(|| one.ok("run_command", json!({"command": "until test -e go; do sleep 0.02; done; echo went"})));
+        let waits = scope.spawn(|| one.ok("run_command", json!({"command": wait})));
         other.ok("run_command", json!({"command": "touch go"}));
         assert_eq!(waits.join().expect("it does not panic")["stdout"], "went\n");
     });
     assert_eq!(one.delete().status, 204);
-    wait_gone("the process of the session that ended", &BTreeSet::from([pids[0]]));
+    wait_pid_gone(pids[0]);
     assert_eq!(one.post(&request(3, "tools/list", json!({}))).status, 404);
     assert_eq!(other.ok("list_processes", json!({}))["processes"][0]["exited"], false);
-    served.end();
-    wait_gone("the process of the other session", &BTreeSet::from([pids[1]]));
+    drop(served);
+    wait_pid_gone(pids[1]);
 }
 
 #[test]
-fn a_session_that_nobody_uses_is_ended_with_its_processes_and_one_with_a_call_under_way_is_not() {
-    let home = Home::new();
-    let served = Served::start(&home, &["--session-idle", "300ms"]);
+fn an_unused_session_is_ended_with_its_processes_and_one_with_a_call_in_progress_is_not() {
+    let (home, served) = Served::at_home(&["--session-idle", "300ms"]);
     let session = served.begin();
     session.ok("start_process", json!({"command": "echo $$ >pid; exec sleep 1000"}));
     let pid = pid_in(&home.path().join("pid"));
     // One call that takes much longer than the idle limit.
     session.ok("run_command", json!({"command": "sleep 1.2"}));
     assert_eq!(session.ok("list_processes", json!({}))["processes"][0]["exited"], false);
-    wait_gone("the process of a session that nobody used", &BTreeSet::from([pid]));
+    wait_pid_gone(pid);
     wait_for("the session is gone", || session.post(&request(3, "tools/list", json!({}))).status == 404);
-    served.end();
 }
 
 #[test]
-fn what_commands_leave_behind_ends_with_the_session_and_no_other_does() {
-    let home = Home::new();
-    let served = Served::start(&home, &[]);
+fn descendants_of_commands_end_with_their_session_and_no_other_does() {
+    let (home, served) = Served::at_home(&[]);
     let (one, other) = (served.begin(), served.begin());
     // The descendant is detached in every way: no shared streams, process group or parent.
     let leave = |session: &Session<'_>, name: &str| {
@@ -248,16 +253,15 @@ fn what_commands_leave_behind_ends_with_the_session_and_no_other_does() {
     let (left, others) = (leave(&one, "left"), leave(&other, "others"));
     assert!(state(left).is_some(), "it is not sought while the session lasts");
     assert_eq!(one.delete().status, 204);
-    wait_gone("what a command of the session left", &BTreeSet::from([left]));
+    wait_pid_gone(left);
     assert!(state(others).is_some(), "that of the other session runs on");
-    served.end();
-    wait_gone("what a command of the other session left", &BTreeSet::from([others]));
+    drop(served);
+    wait_pid_gone(others);
 }
 
 #[test]
-fn connections_that_say_nothing_do_not_close_the_door() {
-    let home = Home::new();
-    let served = Served::start(&home, &[]);
+fn silent_connections_do_not_keep_new_clients_out() {
+    let (_home, served) = Served::at_home(&[]);
     let begun = Instant::now();
     let silent: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(&served.address).expect("a connection")).collect();
     let session = served.begin();
@@ -267,25 +271,18 @@ fn connections_that_say_nothing_do_not_close_the_door() {
     // The oldest connection was closed to make room.
     let mut oldest = &silent[0];
     assert!(matches!(oldest.read(&mut [0]), Ok(0) | Err(_)));
-    drop(silent);
-    served.end();
 }
 
 #[test]
-fn wrong_requests_are_answered_and_cost_nobody_else_anything() {
-    let home = Home::new();
-    let served = Served::start(&home, &[]);
+fn wrong_requests_are_answered_and_affect_no_other_client() {
+    let (_home, served) = Served::at_home(&[]);
     let session = served.begin();
     let good = served.good();
+    let list = r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#;
     let cases = [
         ("POST", format!("{good}{}", session.header()), "no JSON", 400..=422),
-        (
-            "POST",
-            format!("{good}Mcp-Session-Id: nobody\r\n"),
-            r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#,
-            404..=404,
-        ),
-        ("POST", good.clone(), r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#, 400..=422),
+        ("POST", format!("{good}Mcp-Session-Id: nobody\r\n"), list, 404..=404),
+        ("POST", good.clone(), list, 400..=422),
         ("PUT", good.clone(), "", 405..=405),
         ("GET", good.replace("application/json, text/event-stream", "text/html"), "", 406..=406),
         ("POST", good.replace("Content-Type: application/json", "Content-Type: text/plain"), "{}", 415..=415),
@@ -297,23 +294,16 @@ fn wrong_requests_are_answered_and_cost_nobody_else_anything() {
     // Half a head, and a body that never arrives: neither delays other requests.
     let mut half = TcpStream::connect(&served.address).expect("connect");
     std::io::Write::write_all(&mut half, b"POST /mcp HTTP/1.1\r\nHo").expect("write");
-    let huge = http(
-        &served.address,
-        &format!(
-            "POST /mcp HTTP/1.1\r\n{good}Content-Length: 999999999\r\nConnection: close\r\n\r\n{}",
-            "x".repeat(17 << 20)
-        ),
-    );
+    let head = "POST /mcp HTTP/1.1\r\n".to_owned() + &good + "Content-Length: 999999999\r\nConnection: close\r\n\r\n";
+    let huge = http(&served.address, &(head + &"x".repeat(17 << 20)));
     assert!(matches!(huge.status, 413 | 0), "{huge:?}");
     assert_eq!(session.ok("run_command", json!({"command": "echo fine"}))["stdout"], "fine\n");
     drop(half);
-    served.end();
 }
 
 #[test]
 fn a_client_without_a_session_is_told_what_it_lacks() {
-    let home = Home::new();
-    let served = Served::start(&home, &[]);
+    let (_home, served) = Served::at_home(&[]);
     let meta = |version: &str| {
         let client = json!({"name": "by-hand", "version": "1"});
         json!({
@@ -332,13 +322,11 @@ fn a_client_without_a_session_is_told_what_it_lacks() {
     let result = &answer(&reply)["result"];
     assert_eq!(result["isError"], true, "{result}");
     assert!(result.to_string().contains("needs a session to belong to"), "{result}");
-    served.end();
 }
 
 #[test]
-fn there_are_only_so_many_sessions_and_one_that_ends_makes_room() {
-    let home = Home::new();
-    let served = Served::start(&home, &[]);
+fn sessions_are_limited_in_number_and_one_that_ends_makes_room() {
+    let (_home, served) = Served::at_home(&[]);
     let sessions: Vec<Session<'_>> = (0..64).map(|_| served.begin()).collect();
     let hello = request(0, "initialize", initialize());
     let reply = served.post("", &hello);
@@ -347,20 +335,18 @@ fn there_are_only_so_many_sessions_and_one_that_ends_makes_room() {
     assert_eq!(sessions[7].ok("run_command", json!({"command": "echo fine"}))["stdout"], "fine\n");
     assert_eq!(sessions[7].delete().status, 204);
     served.begin();
-    served.end();
 }
 
 #[test]
-fn calls_under_way_are_told_when_the_server_ends() {
-    let home = Home::new();
-    let mut served = Served::start(&home, &[]);
+fn calls_in_progress_are_answered_when_the_server_ends() {
+    let (home, mut served) = Served::at_home(&[]);
     let child = served.child.id();
     let session = served.begin();
     let result = thread::scope(|scope| {
         let waits = scope.spawn(|| session.call("run_command", json!({"command": "echo $$ >pid; exec sleep 1000"})));
         let pid = pid_in(&home.path().join("pid"));
         signal(child, Signal::INT);
-        wait_gone("the command", &BTreeSet::from([pid]));
+        wait_pid_gone(pid);
         waits.join().expect("it does not panic")
     });
     assert_eq!(result["isError"], true, "{result}");
@@ -369,47 +355,42 @@ fn calls_under_way_are_told_when_the_server_ends() {
 }
 
 #[test]
-fn the_token_comes_from_where_it_is_said_and_reaches_no_child() {
+fn the_token_comes_from_its_configured_source_and_reaches_no_child() {
     let home = Home::new();
     let file = home.path().join("token");
     fs::write(&file, "from-a-file-of-this-test\n").expect("write a file");
-    fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("make it private");
+    set_mode(&file, 0o600);
     for flag in ["--http-token-file", "--token-file"] {
         let served = Served::start(&home, &[flag, &file.display().to_string()]);
         assert_eq!(served.token, "from-a-file-of-this-test");
         served.begin();
-        served.end();
     }
     let log = home.path().join("log");
     let mut command = home.command(&["mcp", "serve", "--http", "127.0.0.1:0", "--log", "trace"]);
     command.env("EXEC_SERVER_TOKEN", "from-the-environment-of-this-test").current_dir(home.path());
     command.stderr(fs::File::create(&log).expect("make a file"));
-    let mut child = spawn(&mut command);
-    let line = read_until(child.stdout.as_mut().expect("stdout is a pipe"), "\n");
-    let (address, token) =
-        line.trim_end().strip_prefix("http://").and_then(|rest| rest.split_once("/mcp?token=")).expect("a URL");
-    let served = Served { address: address.to_owned(), token: token.to_owned(), child };
+    let served = Served::of(command);
     assert_eq!(served.token, "from-the-environment-of-this-test");
     let ran = served.begin().ok("run_command", json!({"command": "env; cat /proc/$PPID/environ | tr '\\0' '\\n'"}));
     assert!(!ran["stdout"].as_str().expect("a text").contains("from-the-environment-of-this-test"));
     let shown = fs::read(format!("/proc/{}/environ", served.child.id())).unwrap_or_default();
     assert!(!text(&shown).contains("from-the-environment-of-this-test"));
-    served.end();
+    drop(served);
     let logged = text(&fs::read(&log).expect("the log"));
     assert!(logged.contains("tools/call") || logged.contains("run_command"), "{logged}");
     assert!(!logged.contains("from-the-environment-of-this-test"));
 }
 
 #[test]
-fn beyond_loopback_it_is_not_served_by_accident() {
+fn it_is_not_served_beyond_loopback_by_accident() {
     let home = Home::new();
     for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:80"] {
-        let output = finish(home.command(&["mcp", "serve", "--http", address]));
-        assert_eq!(output.status.code(), Some(255));
-        assert!(text(&output.stderr).contains("--insecure-plaintext"), "{}", text(&output.stderr));
+        let (_, said, code) = outcome(home.command(&["mcp", "serve", "--http", address]));
+        assert_eq!(code, Some(255));
+        assert!(said.contains("--insecure-plaintext"), "{said}");
     }
-    let output = finish(home.command(&["mcp", "serve", "--http-token-file", "x"]));
-    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    let (_, said, code) = outcome(home.command(&["mcp", "serve", "--http-token-file", "x"]));
+    assert_eq!(code, Some(2), "{said}");
     let mut served = home.command(&["mcp", "serve", "--http", "0.0.0.0:0", "--insecure-plaintext"]);
     let mut child = spawn(served.stderr(Stdio::inherit()));
     let line = read_until(child.stdout.as_mut().expect("stdout is a pipe"), "\n");

@@ -76,6 +76,24 @@ mod tree_helpers;
 
 mod trouble_md;
 
+/// The commands that the help of the program lists.
+pub(crate) const COMMANDS: [&str; 14] = [
+    "doctor",
+    "run",
+    "ps",
+    "logs",
+    "attach",
+    "kill",
+    "wait",
+    "forget",
+    "prune",
+    "cp",
+    "fs",
+    "mcp",
+    "serve",
+    "dial-stdio",
+];
+
 /// A user with private home, state and runtime directories. Dropping it kills the user's server and its processes.
 pub(crate) struct Home {
     dir: TempDir,
@@ -118,11 +136,11 @@ impl Home {
     /// The program as this user starts it, with an empty stdin.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = program();
+        for variable in ["EXEC_SERVER_URL", "CODEX_EXEC_SERVER_URL", "EXEC_SERVER_TOKEN"] {
+            command.env_remove(variable);
+        }
         command
             .args(args)
-            .env_remove("EXEC_SERVER_URL")
-            .env_remove("CODEX_EXEC_SERVER_URL")
-            .env_remove("EXEC_SERVER_TOKEN")
             .env("HOME", self.path())
             .env("XDG_STATE_HOME", self.path().join("state"))
             .env("XDG_CONFIG_HOME", self.path().join("config"))

@@ -7,7 +7,7 @@ use crate::commands::Home;
 use testkit::{Terminal, TestServer, end_of, finish, read_until, signal, spawn, text, wait_for};
 
 #[test]
-fn what_runs_stands_first_and_the_newest_first() {
+fn running_processes_are_listed_first_and_the_newest_first() {
     let home = Home::new();
     for (name, program) in [("a", "true"), ("b", "exec sleep 1000"), ("c", "exit 3"), ("d", "exec sleep 1000")] {
         home.ok(&["run", "-d", "--name", name, "--", "sh", "-c", program]);
@@ -26,7 +26,7 @@ fn what_runs_stands_first_and_the_newest_first() {
 }
 
 #[test]
-fn an_empty_list_says_so_and_prints_nothing() {
+fn an_empty_list_is_reported_and_prints_nothing() {
     let home = Home::new();
     for (args, said) in [
         (&["ps"][..], "exec-server: no processes\n"),
@@ -56,11 +56,9 @@ fn states_have_colour_on_a_terminal_that_wants_it() {
         seen
     };
     let coloured = shown(("UNUSED", "1"));
-    assert!(
-        coloured.contains("\x1b[32mrunning\x1b[0m") && coloured.contains("\x1b[31mexited 1\x1b[0m"),
-        "{coloured:?}"
-    );
-    assert!(coloured.contains("\x1b[1mID\x1b[0m"), "{coloured:?}");
+    for part in ["\x1b[32mrunning\x1b[0m", "\x1b[31mexited 1\x1b[0m", "\x1b[1mID\x1b[0m"] {
+        assert!(coloured.contains(part), "{coloured:?}");
+    }
     for variable in [("NO_COLOR", "1"), ("TERM", "dumb")] {
         let plain = shown(variable);
         assert!(!plain.contains('\x1b') && plain.contains("running"), "{variable:?}: {plain:?}");
@@ -71,7 +69,7 @@ fn states_have_colour_on_a_terminal_that_wants_it() {
 }
 
 #[test]
-fn watching_draws_the_list_again_and_gives_the_screen_back() {
+fn watching_redraws_the_list_and_restores_the_screen() {
     let home = Home::new();
     let mut terminal = Terminal::new(10, 100);
     let mut command = home.command(&["ps", "-w", "--interval", "200ms"]);
@@ -92,7 +90,7 @@ fn watching_draws_the_list_again_and_gives_the_screen_back() {
 }
 
 #[test]
-fn watching_says_that_the_link_is_broken_and_goes_on() {
+fn watching_reports_a_broken_link_and_continues() {
     let home = Home::new();
     let mut server = TestServer::builder().keep_holders().listen("unix://{dir}/x.sock").start();
     let url = server.url().to_owned();

@@ -3,18 +3,16 @@
 use std::{
     io::{Read, Write},
     net::TcpListener,
-    os::unix::fs::PermissionsExt,
     process::{Command, Stdio},
     thread,
 };
 
 use rustix::process::Signal;
-use serde_json::json;
 
 use crate::commands::Home;
 use testkit::{
-    TestServer, end_of, finish, finish_child, finish_with_input, pattern, read_until, signal, spawn, state, text,
-    wait_for,
+    TestServer, assert_ends_with_its_reader, end_of, finish_child, finish_with_input, outcome, pattern, read_until,
+    set_mode, signal, spawn, state, text, wait_for,
 };
 
 /// A server on ws and unix sockets, and a user in another directory.
@@ -45,8 +43,7 @@ impl World {
 
     /// Runs a command and returns stdout, stderr and the exit code.
     fn run(&self, args: &[&str]) -> (String, String, Option<i32>) {
-        let output = finish(self.command(args));
-        (text(&output.stdout), text(&output.stderr), output.status.code())
+        outcome(self.command(args))
     }
 
     fn url_without_token(&self) -> String {
@@ -58,9 +55,9 @@ impl World {
 fn streams_stay_apart_and_codes_are_kept_over_every_socket() {
     let world = World::new();
     for url in world.server.urls() {
-        let output = finish(world.command_at(url, &["run", "--", "sh", "-c", "echo out; echo err >&2; exit 3"]));
-        assert_eq!((text(&output.stdout), text(&output.stderr)), ("out\n".to_owned(), "err\n".to_owned()), "{url}");
-        assert_eq!(output.status.code(), Some(3));
+        let (out, errors, code) =
+            outcome(world.command_at(url, &["run", "--", "sh", "-c", "echo out; echo err >&2; exit 3"]));
+        assert_eq!((out.as_str(), errors.as_str(), code), ("out\n", "err\n", Some(3)), "{url}");
     }
     for (argv, code) in [
         (&["true"][..], 0),
@@ -90,16 +87,13 @@ fn input_and_output_are_byte_exact_over_every_socket() {
 #[test]
 fn nothing_of_a_run_is_left_on_the_server() {
     let world = World::new();
-    let (said, _, code) =
-        world.run(&["run", "--", "sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo done"]);
+    let program = "setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo done";
+    let (said, _, code) = world.run(&["run", "--", "sh", "-c", program]);
     assert_eq!((said.as_str(), code), ("done\n", Some(0)));
-    assert_eq!(world.server.client().ok("process/list", json!({"scope": "all"})), json!({"processes": []}));
-    wait_for("end of what it started", || {
-        let own = |pid: &u32| {
-            std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(b"sleep\x001000"))
-        };
-        !world.server.processes().iter().any(own)
-    });
+    assert!(world.server.client().list_all().is_empty());
+    let sleeps =
+        |pid: &u32| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(b"sleep\x001000"));
+    wait_for("end of what it started", || !world.server.processes().iter().any(sleeps));
 }
 
 #[test]
@@ -115,8 +109,8 @@ fn times_are_limited() {
 #[test]
 fn signals_reach_the_program() {
     let world = World::new();
-    for (name, number) in [("INT", Signal::INT), ("TERM", Signal::TERM), ("USR1", Signal::USR1), ("USR2", Signal::USR2)]
-    {
+    let signals = [("INT", Signal::INT), ("TERM", Signal::TERM), ("USR1", Signal::USR1), ("USR2", Signal::USR2)];
+    for (name, number) in signals {
         let program = format!("trap 'echo got {name}; exit 7' {name}; echo ready; while :; do sleep 0.05; done");
         let mut child = spawn(&mut world.command(&["run", "--", "sh", "-c", &program]));
         let mut stdout = child.stdout.take().expect("stdout is a pipe");
@@ -142,17 +136,15 @@ fn a_suspended_run_stops_its_program_and_continues_it() {
 }
 
 #[test]
-fn directory_and_environment_are_the_servers_unless_said_otherwise() {
+fn directory_and_environment_are_the_servers_unless_flags_say_otherwise() {
     let world = World::with(TestServer::builder().env("SERVER_VAR", "far").env("SERVER_KEY", "secret").env("TERM", ""));
     let show = "pwd; echo \"$MINE|$SERVER_VAR|$SERVER_KEY|$HOME|$ADDED|$TERM\"";
     let run = |flags: &[&str]| {
         let mut command = world.command(&[&["run"], flags, &["--", "/bin/sh", "-c", show]].concat());
-        let output = finish({
-            command.env("MINE", "near").env("TERM", "vt220");
-            command
-        });
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        text(&output.stdout)
+        command.env("MINE", "near").env("TERM", "vt220");
+        let (out, said, code) = outcome(command);
+        assert_eq!(code, Some(0), "{said}");
+        out
     };
     let here = std::env::current_dir().expect("a directory").display().to_string();
     let home = world.server.dir().join("home").display().to_string();
@@ -170,27 +162,27 @@ fn directory_and_environment_are_the_servers_unless_said_otherwise() {
 }
 
 #[test]
-fn the_token_comes_from_the_url_a_file_or_the_environment_and_is_never_said() {
+fn the_token_comes_from_the_url_a_file_or_the_environment_and_is_never_printed() {
     let world = World::new();
     let token = world.server.token().to_owned();
     let run = |variable: Option<&str>, flags: &[&str]| {
         let mut command = world.command_at(&world.url_without_token(), &[&["run"], flags, &["--", "env"]].concat());
         command.envs(variable.map(|value| ("EXEC_SERVER_TOKEN", value)));
-        let output = finish(command);
-        assert!(!text(&output.stdout).contains(&token) && !text(&output.stderr).contains(&token));
-        (output.status.code(), text(&output.stderr))
+        let (out, said, code) = outcome(command);
+        assert!(!out.contains(&token) && !said.contains(&token));
+        (code, said)
     };
     assert_eq!(run(Some(&token), &[]), (Some(0), String::new()));
     let file = world.home.path().join("token");
     std::fs::write(&file, &token).expect("write");
-    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("close the file");
+    set_mode(&file, 0o600);
     let flags = ["--token-file", file.to_str().expect("a plain path")];
     assert_eq!(run(None, &flags), (Some(0), String::new()));
     assert_eq!(run(Some("wrong-token"), &flags), (Some(0), String::new()), "the file goes before the variable");
     let (code, said) = run(Some("wrong-token"), &[]);
     assert_eq!(code, Some(255));
     assert!(said.contains("token") && !said.contains("wrong-token"), "{said}");
-    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).expect("open the file");
+    set_mode(&file, 0o644);
     let (code, said) = run(None, &flags);
     assert!(code == Some(255) && said.contains("chmod 600"), "{said}");
     // A running client that holds the token, inspected from outside.
@@ -210,22 +202,20 @@ fn names_of_servers_come_from_a_file() {
     let world = World::new();
     let url = world.server.url();
     world.home.write_environments(&format!("[[environments]]\nid = \"far\"\nurl = \"{url}\"\n"));
-    let output = world.home.run(&["run", "--connect", "far", "--", "echo", "hi"]);
-    assert_eq!((text(&output.stdout).as_str(), output.status.code()), ("hi\n", Some(0)), "{}", text(&output.stderr));
-    let output = world.home.run(&["ps", "--connect", "fra"]);
-    let said = text(&output.stderr);
-    assert!(output.status.code() == Some(255) && said.contains("`fra`") && said.contains("far"), "{said}");
+    let run = |args: &[&str]| outcome(world.home.command(args));
+    let (out, said, code) = run(&["run", "--connect", "far", "--", "echo", "hi"]);
+    assert_eq!((out.as_str(), code), ("hi\n", Some(0)), "{said}");
+    let (_, said, code) = run(&["ps", "--connect", "fra"]);
+    assert!(code == Some(255) && said.contains("`fra`") && said.contains("far"), "{said}");
     for url in ["none", "ftp://host", "ws://"] {
-        let output = world.home.run(&["run", "--connect", url, "--", "true"]);
-        let said = text(&output.stderr);
-        assert!(output.status.code() == Some(255) && said.starts_with("exec-server: "), "{said}");
+        let (_, said, code) = run(&["run", "--connect", url, "--", "true"]);
+        assert!(code == Some(255) && said.starts_with("exec-server: "), "{said}");
     }
-    let output = world.home.run(&["run", "--connect", "local", "--", "echo", "here"]);
-    assert_eq!(text(&output.stdout), "here\n");
+    assert_eq!(run(&["run", "--connect", "local", "--", "echo", "here"]).0, "here\n");
 }
 
 /// A listener that sends the same bytes to every connection.
-fn mischief(answer: &'static [u8]) -> u16 {
+fn answering(answer: &'static [u8]) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
     let port = listener.local_addr().expect("an address").port();
     thread::spawn(move || {
@@ -245,7 +235,7 @@ fn mischief(answer: &'static [u8]) -> u16 {
 }
 
 #[test]
-fn a_server_that_is_none_is_told_in_words_and_in_time() {
+fn an_address_without_our_server_is_reported_in_words_and_in_time() {
     let home = Home::new();
     let dead = TcpListener::bind("127.0.0.1:0").expect("listen").local_addr().expect("an address").port();
     let web = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi";
@@ -253,9 +243,9 @@ fn a_server_that_is_none_is_told_in_words_and_in_time() {
     let mut file = String::new();
     for (id, url) in [
         ("dead", at(dead)),
-        ("ssh", at(mischief(b"SSH-2.0-x\r\n"))),
-        ("web", at(mischief(web))),
-        ("mute", at(mischief(b""))),
+        ("ssh", at(answering(b"SSH-2.0-x\r\n"))),
+        ("web", at(answering(web))),
+        ("mute", at(answering(b""))),
         ("gone", "unix:///no/such.sock".to_owned()),
     ] {
         let times = "connect_timeout_sec = 1\ninitialize_timeout_sec = 1";
@@ -270,9 +260,8 @@ fn a_server_that_is_none_is_told_in_words_and_in_time() {
         ("gone", ["no socket", "/no/such.sock"]),
     ] {
         for args in [&["run", "--connect", id, "--", "true"][..], &["ps", "--connect", id]] {
-            let output = home.run(args);
-            let said = text(&output.stderr);
-            assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(255), ""), "{id}: {said}");
+            let (out, said, code) = outcome(home.command(args));
+            assert_eq!((code, out.as_str()), (Some(255), ""), "{id}: {said}");
             assert!(parts.iter().all(|part| said.contains(part)), "{id}: {said}");
         }
     }
@@ -293,7 +282,7 @@ fn a_name_is_in_use_while_its_process_runs() {
 }
 
 #[test]
-fn a_run_goes_on_through_a_killed_server_and_says_when_it_is_lost_and_connected_again() {
+fn a_run_continues_through_a_killed_server_and_reports_the_lost_and_the_new_connection() {
     let mut server = TestServer::builder().keep_holders().start();
     let home = Home::new();
     let url = server.url().to_owned();
@@ -321,9 +310,9 @@ fn a_second_interrupt_leaves_a_program_whose_server_is_away() {
     let mut server = TestServer::builder().keep_holders().start();
     let home = Home::new();
     let url = server.url().to_owned();
-    let mut command =
-        home.command(&["run", "--name", "job", "--connect", &url, "--", "sh", "-c", "echo up; exec sleep 1000"]);
-    let mut child = spawn(&mut command);
+    let program = "echo up; exec sleep 1000";
+    let command = ["run", "--name", "job", "--connect", &url, "--", "sh", "-c", program];
+    let mut child = spawn(&mut home.command(&command));
     read_until(child.stdout.as_mut().expect("stdout is a pipe"), "up\n");
     let mut stderr = child.stderr.take().expect("stderr is a pipe");
     server.kill();
@@ -339,12 +328,7 @@ fn a_second_interrupt_leaves_a_program_whose_server_is_away() {
 #[test]
 fn a_closed_stdout_ends_the_program_like_a_pipe_does() {
     let world = World::new();
-    let mut child = spawn(&mut world.command(&["run", "--", "yes"]));
-    let mut stdout = child.stdout.take().expect("stdout is a pipe");
-    read_until(&mut stdout, "y\ny\n");
-    drop(stdout);
-    let output = finish_child(child);
-    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(141), ""));
+    assert_ends_with_its_reader(world.command(&["run", "--", "yes"]), "y\ny\n");
 }
 
 #[test]
@@ -355,18 +339,9 @@ fn a_detached_process_is_seen_from_every_connection() {
         assert_eq!(code, Some(0), "{args:?}: {said}");
         out
     };
-    let started: serde_json::Value = serde_json::from_str(&run(&[
-        "run",
-        "--detach",
-        "--json",
-        "--name",
-        "job",
-        "--",
-        "sh",
-        "-c",
-        "echo out; echo err >&2; exec sleep 1000",
-    ]))
-    .expect("it is JSON");
+    let program = "echo out; echo err >&2; exec sleep 1000";
+    let started = run(&["run", "--detach", "--json", "--name", "job", "--", "sh", "-c", program]);
+    let started: serde_json::Value = serde_json::from_str(&started).expect("it is JSON");
     assert_eq!(started["processId"], "job");
     let listed = || -> serde_json::Value { serde_json::from_str(&run(&["ps", "--json"])).expect("it is JSON") };
     wait_for("its output", || listed()[0]["outputBytes"] == 8);

@@ -3,10 +3,12 @@
 use std::{
     io::Write,
     os::unix::process::ExitStatusExt,
-    process::{Child, Command, Output, Stdio},
+    process::{Command, Output, Stdio},
 };
 
-use testkit::{pattern, program, read_until, wait_for};
+use testkit::{
+    assert_ends_with_its_reader, finish_with_input, outcome, pattern, program, read_until, send_signal, wait_for,
+};
 
 fn command(args: &[&str]) -> Command {
     let mut command = program();
@@ -14,36 +16,24 @@ fn command(args: &[&str]) -> Command {
     command
 }
 
-fn run(args: &[&str]) -> Output {
-    command(args).output().expect("run exec-server")
+/// Returns stdout, stderr and the exit code.
+fn run(args: &[&str]) -> (String, String, Option<i32>) {
+    outcome(command(args))
 }
 
 fn run_with_input(args: &[&str], input: &[u8]) -> Output {
-    let mut child = command(args).stdin(Stdio::piped()).spawn().expect("run exec-server");
-    let mut stdin = child.stdin.take().expect("stdin is a pipe");
-    std::thread::scope(|scope| {
-        // Ignore errors: the program may close its stdin early.
-        scope.spawn(move || stdin.write_all(input).ok());
-        child.wait_with_output().expect("wait for exec-server")
-    })
-}
-
-fn signal(child: &Child, signal: rustix::process::Signal) {
-    let pid = rustix::process::Pid::from_raw(child.id().cast_signed()).expect("a process id is not zero");
-    rustix::process::kill_process(pid, signal).expect("signal exec-server");
+    finish_with_input(command(args), input)
 }
 
 #[test]
 fn streams_stay_apart_and_the_exit_code_is_kept() {
-    let output = run(&["--", "sh", "-c", "echo out; echo err >&2; exit 3"]);
-    assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (&b"out\n"[..], &b"err\n"[..]));
-    assert_eq!(output.status.code(), Some(3));
+    let (out, errors, code) = run(&["--", "sh", "-c", "echo out; echo err >&2; exit 3"]);
+    assert_eq!((out.as_str(), errors.as_str(), code), ("out\n", "err\n", Some(3)));
 }
 
 #[test]
-fn nothing_is_said_when_all_goes_well() {
-    let output = run(&["--", "true"]);
-    assert_eq!((output.status.code(), output.stdout.len(), output.stderr.len()), (Some(0), 0, 0));
+fn a_successful_run_prints_nothing() {
+    assert_eq!(run(&["--", "true"]), (String::new(), String::new(), Some(0)));
 }
 
 #[test]
@@ -58,30 +48,28 @@ fn each_way_to_end_has_its_code() {
         (&["/etc/passwd"], 126),
         (&["/etc"], 126),
     ] {
-        let output = run(&[&["--"], argv].concat());
-        assert_eq!(output.status.code(), Some(code), "{argv:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let (_, said, seen) = run(&[&["--"], argv].concat());
+        assert_eq!(seen, Some(code), "{argv:?}: {said}");
         let is_ours = argv.len() == 1;
-        assert_eq!(!output.stderr.is_empty(), is_ours, "{argv:?}");
+        assert_eq!(!said.is_empty(), is_ours, "{argv:?}");
     }
 }
 
 #[test]
 fn a_missing_cwd_is_an_error_and_never_home() {
-    let output = run(&["--cwd", "/no/such/dir", "--", "pwd"]);
-    assert_eq!((output.status.code(), output.stdout.len()), (Some(255), 0));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("/no/such/dir"));
+    let (out, said, code) = run(&["--cwd", "/no/such/dir", "--", "pwd"]);
+    assert_eq!((code, out.as_str()), (Some(255), ""));
+    assert!(said.contains("/no/such/dir"));
 }
 
 #[test]
 fn cwd_environment_and_arguments_arrive() {
     let dir = tempfile::Builder::new().prefix("with % and blank ").tempdir().expect("make a directory");
-    let output = command(&["--env", "ADDED=a=b", "--", "sh", "-c", "pwd; echo \"$ADDED|$KEPT_TOKEN|$0\"", "last one"])
-        .env("KEPT_TOKEN", "kept")
-        .current_dir(dir.path())
-        .output()
-        .expect("run exec-server");
+    let script = "pwd; echo \"$ADDED|$KEPT_TOKEN|$0\"";
+    let mut command = command(&["--env", "ADDED=a=b", "--", "sh", "-c", script, "last one"]);
+    command.env("KEPT_TOKEN", "kept").current_dir(dir.path());
     let path = dir.path().canonicalize().expect("the directory exists");
-    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{}\na=b|kept|last one\n", path.display()));
+    assert_eq!(outcome(command).0, format!("{}\na=b|kept|last one\n", path.display()));
 }
 
 #[test]
@@ -99,40 +87,32 @@ fn an_empty_stdin_is_an_end_of_file() {
 }
 
 #[test]
-fn a_program_that_does_not_read_its_stdin_ends_all_the_same() {
+fn a_program_that_does_not_read_its_stdin_ends_nevertheless() {
     let output = run_with_input(&["--", "sh", "-c", "exec 0<&-; echo done"], &pattern(0, 4_000_000));
     assert_eq!((output.stdout.as_slice(), output.status.code()), (&b"done\n"[..], Some(0)));
 }
 
 #[test]
 fn output_beyond_every_window_arrives_whole() {
-    let output = run(&["--", "sh", "-c", "head -c 30000000 /dev/zero; head -c 3000000 /dev/zero >&2"]);
-    assert_eq!((output.stdout.len(), output.stderr.len()), (30_000_000, 3_000_000));
-    assert!(output.stdout.iter().chain(&output.stderr).all(|byte| *byte == 0));
+    let (out, errors, _) = run(&["--", "sh", "-c", "head -c 30000000 /dev/zero; head -c 3000000 /dev/zero >&2"]);
+    assert_eq!((out.len(), errors.len()), (30_000_000, 3_000_000));
+    assert!(out.bytes().chain(errors.bytes()).all(|byte| byte == 0));
 }
 
 #[test]
 fn a_closed_stdout_ends_the_program_like_a_pipe_does() {
     for program in ["yes", "trap '' PIPE; while echo y; do :; done; exit 1"] {
-        let mut child = command(&["--", "sh", "-c", program]).spawn().expect("run exec-server");
-        let mut stdout = child.stdout.take().expect("stdout is a pipe");
-        read_until(&mut stdout, "y\ny\n");
-        drop(stdout);
-        let output = child.wait_with_output().expect("wait for exec-server");
-        assert_eq!(output.status.code(), Some(141), "{program}: {}", String::from_utf8_lossy(&output.stderr));
-        assert_eq!(output.stderr, b"");
+        assert_ends_with_its_reader(command(&["--", "sh", "-c", program]), "y\ny\n");
     }
 }
 
 #[test]
 fn limits_environment_and_input_are_as_asked_for() {
-    let output = run(&["--timeout", "200ms", "--", "sh", "-c", "echo part; exec sleep 1000"]);
-    assert_eq!((output.stdout.as_slice(), output.status.code()), (&b"part\n"[..], Some(124)));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("killed: timeout reached"));
-    let output = run(&["--idle-timeout", "200ms", "--", "sleep", "1000"]);
-    assert_eq!(output.status.code(), Some(124));
-    let output = run(&["--env-inherit", "none", "--env", "ONLY=this", "--", "/usr/bin/env"]);
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "ONLY=this\n");
+    let (out, said, code) = run(&["--timeout", "200ms", "--", "sh", "-c", "echo part; exec sleep 1000"]);
+    assert_eq!((out.as_str(), code), ("part\n", Some(124)));
+    assert!(said.contains("killed: timeout reached"));
+    assert_eq!(run(&["--idle-timeout", "200ms", "--", "sleep", "1000"]).2, Some(124));
+    assert_eq!(run(&["--env-inherit", "none", "--env", "ONLY=this", "--", "/usr/bin/env"]).0, "ONLY=this\n");
     let output = run_with_input(&["-n", "--", "wc", "-c"], b"not for it");
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "0");
 }
@@ -145,7 +125,7 @@ fn signals_are_passed_on() {
         let mut child = command(&["--", "sh", "-c", &program]).spawn().expect("run exec-server");
         let mut stdout = child.stdout.take().expect("stdout is a pipe");
         read_until(&mut stdout, "ready\n");
-        signal(&child, number);
+        send_signal(child.id(), number);
         assert_eq!(read_until(&mut stdout, "\n"), format!("got {name}\n"));
         assert_eq!(child.wait().expect("wait for exec-server").code(), Some(7));
     }
@@ -159,7 +139,7 @@ fn a_program_with_a_terminal_sees_one() {
 }
 
 #[test]
-fn a_terminal_of_ours_is_raw_meanwhile_resized_and_given_back() {
+fn our_terminal_is_raw_during_the_run_resized_and_restored() {
     use rustix::{
         pty::OpenptFlags,
         termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
@@ -169,27 +149,22 @@ fn a_terminal_of_ours_is_raw_meanwhile_resized_and_given_back() {
     rustix::pty::grantpt(&master).expect("grant the pty");
     rustix::pty::unlockpt(&master).expect("unlock the pty");
     let name = rustix::pty::ptsname(&master, Vec::new()).expect("name the pty");
-    let slave = std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(name.to_str().expect("a pty has a plain name"))
-        .expect("open the terminal");
+    let path = name.to_str().expect("a pty has a plain name");
+    let slave = std::fs::File::options().read(true).write(true).open(path).expect("open the terminal");
     let size = |rows, cols| Winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 };
     tcsetwinsize(&master, size(33, 44)).expect("set the size");
     let is_canonical =
         || tcgetattr(&slave).expect("read the modes").local_modes.contains(LocalModes::ICANON | LocalModes::ECHO);
     assert!(is_canonical());
     let program = "stty size; while read -r line; do stty size; echo \"<$line>\"; done; exit 5";
-    let mut child = command(&["-t", "--", "sh", "-c", program])
-        .stdin(slave.try_clone().expect("share the terminal"))
-        .spawn()
-        .expect("run exec-server");
+    let mut child = command(&["-t", "--", "sh", "-c", program]);
+    let mut child = child.stdin(slave.try_clone().expect("share the terminal")).spawn().expect("run exec-server");
     let mut stdout = child.stdout.take().expect("stdout is a pipe");
     read_until(&mut stdout, "33 44\r\n");
     assert!(!is_canonical(), "raw while the program runs");
     tcsetwinsize(&master, size(55, 66)).expect("set the size");
     // The terminal is not our controlling terminal, so the kernel sends no SIGWINCH.
-    signal(&child, rustix::process::Signal::WINCH);
+    send_signal(child.id(), rustix::process::Signal::WINCH);
     let mut keys = std::fs::File::from(master.try_clone().expect("share the pty"));
     let mut seen = String::new();
     wait_for("the new size", || {
@@ -206,10 +181,8 @@ fn a_terminal_of_ours_is_raw_meanwhile_resized_and_given_back() {
 fn a_killed_run_leaves_no_process_behind() {
     // A killed program cannot remove its private directory, so create it in one that the test removes.
     let dir = tempfile::tempdir().expect("make a directory");
-    let mut child = command(&["--", "sh", "-c", "sleep 1000 & echo $$; wait"])
-        .env("XDG_RUNTIME_DIR", dir.path())
-        .spawn()
-        .expect("run exec-server");
+    let mut run = command(&["--", "sh", "-c", "sleep 1000 & echo $$; wait"]);
+    let mut child = run.env("XDG_RUNTIME_DIR", dir.path()).spawn().expect("run exec-server");
     let mut stdout = child.stdout.take().expect("stdout is a pipe");
     let leader: u32 = read_until(&mut stdout, "\n").trim().parse().expect("a process id");
     let all = testkit::descendants(&[child.id(), leader].into());
@@ -222,11 +195,9 @@ fn a_killed_run_leaves_no_process_behind() {
 #[test]
 fn an_ended_run_leaves_no_process_and_no_directory() {
     let dir = tempfile::tempdir().expect("make a directory");
-    let status = command(&["--", "sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo done"])
-        .env("XDG_RUNTIME_DIR", dir.path())
-        .env("TMPDIR", dir.path())
-        .status()
-        .expect("run exec-server");
+    let mut run = command(&["--", "sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo done"]);
+    let run = run.env("XDG_RUNTIME_DIR", dir.path()).env("TMPDIR", dir.path());
+    let status = run.status().expect("run exec-server");
     assert!(status.success());
     assert_eq!(std::fs::read_dir(dir.path()).expect("read the directory").count(), 0);
     let mark = dir.path().display().to_string();

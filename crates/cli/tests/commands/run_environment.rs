@@ -1,24 +1,23 @@
 //! The sources of a program's variables: `--login`, `environments.toml`, and the server's PATH.
 
-use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+use std::{fs, path::Path};
 
 use crate::commands::Home;
-use testkit::{TestServer, finish, text};
+use testkit::{TestServer, outcome, set_mode};
 
 /// Installs a one-line shell script as a program in a new directory.
 fn install(dir: &Path, name: &str, line: &str) {
     fs::create_dir_all(dir).expect("make a directory");
     let path = dir.join(name);
     fs::write(&path, format!("#!/bin/sh\n{line}\n")).expect("write a program");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("make it a program");
+    set_mode(&path, 0o755);
 }
 
 /// Runs a command with this login shell; returns stdout, stderr and the exit code.
 fn run(home: &Home, args: &[&str], shell: &str) -> (String, String, Option<i32>) {
     let mut command = home.command(args);
     command.env("SHELL", shell);
-    let output = finish(command);
-    (text(&output.stdout), text(&output.stderr), output.status.code())
+    outcome(command)
 }
 
 #[test]
@@ -39,8 +38,8 @@ fn login_adds_the_variables_of_the_profile_and_the_flag_env_wins() {
 fn login_works_for_detached_programs_and_leaves_no_shell_behind() {
     let home = Home::new();
     fs::write(home.path().join(".profile"), "export FROM_PROFILE=profile\n").expect("write the profile");
-    let (stdout, stderr, code) =
-        run(&home, &["run", "-d", "--name", "job", "--login", "--", "sh", "-c", "echo $FROM_PROFILE"], "/bin/sh");
+    let args = ["run", "-d", "--name", "job", "--login", "--", "sh", "-c", "echo $FROM_PROFILE"];
+    let (stdout, stderr, code) = run(&home, &args, "/bin/sh");
     assert_eq!((stdout.as_str(), code), ("job\n", Some(0)), "{stderr}");
     assert!(home.run(&["wait", "job"]).status.success());
     assert_eq!(home.ok(&["logs", "job"]), "profile");
@@ -72,8 +71,7 @@ fn an_environment_sets_variables_and_searches_its_directories_first() {
     assert_eq!(home.ok(&["run", "--connect", "there", "--", "tool-there"]), "hello");
     assert_eq!(home.ok(&["run", "--connect", "there", "--env", "GREETING=flag", "--", "tool-there"]), "flag");
     home.write_environments(&entry.replace("~/tools", "tools"));
-    let output = home.run(&["run", "--connect", "there", "--", "tool-there"]);
-    let stderr = text(&output.stderr);
+    let (_, stderr, _) = outcome(home.command(&["run", "--connect", "there", "--", "tool-there"]));
     assert!(stderr.contains("`tools` must begin with `/` or `~/` and contain no colon"), "{stderr}");
 }
 
@@ -83,9 +81,8 @@ fn a_missing_program_is_reported_with_the_path_it_was_searched_in() {
     let home = Home::new();
     let mut command = home.command(&["run", "--", "no-such-program"]);
     command.env("EXEC_SERVER_URL", server.url());
-    let output = finish(command);
-    let stderr = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(127));
+    let (_, stderr, code) = outcome(command);
+    assert_eq!(code, Some(127));
     assert!(stderr.contains("`no-such-program`: not found in PATH (/opt/nowhere:/usr/bin:/bin)"), "{stderr}");
 }
 
@@ -97,11 +94,6 @@ fn the_server_of_an_ssh_login_finds_programs_below_the_home_directory() {
     let mut command = home.command(&["run", "--connect", url, "--", "installed-by-me"]);
     // The PATH that sshd sets, without a profile.
     command.env("PATH", "/usr/bin:/bin");
-    let output = finish(command);
-    assert_eq!(
-        (text(&output.stdout), output.status.code()),
-        ("found\n".to_owned(), Some(0)),
-        "{}",
-        text(&output.stderr)
-    );
+    let (stdout, stderr, code) = outcome(command);
+    assert_eq!((stdout.as_str(), code), ("found\n", Some(0)), "{stderr}");
 }

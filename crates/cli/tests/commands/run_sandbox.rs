@@ -5,7 +5,7 @@ use std::{fs, net::TcpListener, path::Path, process::Command};
 use tempfile::TempDir;
 
 use crate::commands::Home;
-use testkit::{TestServer, finish, text};
+use testkit::{TestServer, outcome};
 
 /// A working directory for the program, with a subdirectory to write in, and a secret beside it.
 fn tree() -> TempDir {
@@ -21,8 +21,7 @@ fn tree() -> TempDir {
 /// Runs a script in the sandbox; returns stdout, stderr and the exit code.
 fn run(mut command: Command, flags: &[&str], script: &str) -> (String, String, Option<i32>) {
     command.args(flags).args(["--", "/bin/sh", "-c", script]);
-    let output = finish(command);
-    (text(&output.stdout), text(&output.stderr), output.status.code())
+    outcome(command)
 }
 
 fn local(home: &Home, dir: &Path) -> Command {
@@ -35,7 +34,7 @@ const TRY_EVERYTHING: &str = "cat input; echo made >out/made && cat out/made; \
     { echo no >here; } 2>/dev/null || echo no writing here; cat ../secret/file 2>/dev/null || echo no secret";
 
 #[test]
-fn a_confined_program_reaches_what_was_granted_and_nothing_else_here_and_on_a_server() {
+fn a_confined_program_reaches_only_what_was_granted_here_and_on_a_server() {
     let (home, dir) = (Home::new(), tree());
     let server = TestServer::start();
     let work = dir.path().join("work").canonicalize().expect("it is there");
@@ -53,7 +52,7 @@ fn a_confined_program_reaches_what_was_granted_and_nothing_else_here_and_on_a_se
 }
 
 #[test]
-fn a_sandbox_without_network_connects_to_nobody() {
+fn a_sandbox_without_network_cannot_connect() {
     let (home, dir) = (Home::new(), tree());
     let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
     let port = listener.local_addr().expect("an address").port();
@@ -66,7 +65,7 @@ fn a_sandbox_without_network_connects_to_nobody() {
 }
 
 #[test]
-fn a_program_that_the_sandbox_refused_something_is_explained() {
+fn a_denied_access_of_a_sandboxed_program_is_explained() {
     let (home, dir) = (Home::new(), tree());
     let (_, stderr, code) = run(local(&home, dir.path()), &["--sandbox"], "echo no >here");
     assert_ne!(code, Some(0));
@@ -76,8 +75,8 @@ fn a_program_that_the_sandbox_refused_something_is_explained() {
 #[test]
 fn a_detached_program_is_confined_too() {
     let (home, dir) = (Home::new(), tree());
-    let (stdout, stderr, code) =
-        run(local(&home, dir.path()), &["-d", "--name", "boxed", "--sandbox", "--write", "."], "echo made >here");
+    let flags = ["-d", "--name", "boxed", "--sandbox", "--write", "."];
+    let (stdout, stderr, code) = run(local(&home, dir.path()), &flags, "echo made >here");
     assert_eq!((stdout.as_str(), code), ("boxed\n", Some(0)), "{stderr}");
     assert!(stderr.contains("exec-server: sandbox: read system directories; write `"), "{stderr}");
     assert!(home.run(&["wait", "boxed"]).status.success());

@@ -21,8 +21,18 @@ const SHOW: &str = "stty -echo; trap 'echo drawn' WINCH; echo ready; \
 
 const DETACH: &[u8] = b"\x1d\x1d";
 
+/// Types a line again until the program answers with this size and the line.
+fn wait_for_size(terminal: &mut Terminal, size: &str, word: &str) {
+    let mut seen = String::new();
+    wait_for("the size", || {
+        terminal.keys(format!("{word}\r").as_bytes());
+        seen += &terminal.see(&format!("<{word}>\r\n"));
+        seen.contains(&format!("{size}\r\n"))
+    });
+}
+
 #[test]
-fn a_run_on_a_server_has_the_whole_terminal_and_gives_it_back() {
+fn a_run_on_a_server_has_the_whole_terminal_and_restores_it() {
     let (server, home) = (TestServer::start(), Home::new());
     let mut terminal = Terminal::new(33, 44);
     assert!(!terminal.is_raw());
@@ -34,12 +44,7 @@ fn a_run_on_a_server_has_the_whole_terminal_and_gives_it_back() {
     terminal.resize(55, 66);
     // The terminal is not our controlling terminal, so the kernel sends no SIGWINCH.
     signal(child.id(), Signal::WINCH);
-    let mut seen = String::new();
-    wait_for("the new size", || {
-        terminal.keys(b"again\r");
-        seen += &terminal.see("<again>\r\n");
-        seen.contains("55 66\r\n")
-    });
+    wait_for_size(&mut terminal, "55 66", "again");
     terminal.keys(b"end\r");
     terminal.see("<end>\r\n");
     assert_eq!(end_of(&mut child).code(), Some(5));
@@ -79,12 +84,7 @@ fn the_keys_leave_a_run_and_attach_returns_to_it() {
     terminal.see("<first>\r\n");
     terminal.see("drawn\r\n");
     assert!(terminal.is_raw());
-    let mut seen = String::new();
-    wait_for("our size", || {
-        terminal.keys(b"second\r");
-        seen += &terminal.see("<second>\r\n");
-        seen.contains("30 100\r\n")
-    });
+    wait_for_size(&mut terminal, "30 100", "second");
     // A single detach key is passed to the program.
     terminal.keys(b"\x1dend\r");
     terminal.see("<\x1dend>\r\n");
@@ -94,7 +94,7 @@ fn the_keys_leave_a_run_and_attach_returns_to_it() {
 }
 
 #[test]
-fn the_key_alone_is_the_programs_also_when_no_other_follows() {
+fn a_single_detach_key_is_passed_on_also_when_no_other_follows() {
     let (server, home) = (TestServer::start(), Home::new());
     let mut terminal = Terminal::new(24, 80);
     let program = "stty raw -echo; echo ready; head -c 1 | od -An -tx1; exit 7";
@@ -106,7 +106,7 @@ fn the_key_alone_is_the_programs_also_when_no_other_follows() {
 }
 
 #[test]
-fn attach_detaches_by_keys_and_by_signals_and_the_process_goes_on() {
+fn attach_detaches_by_keys_and_by_signals_and_the_process_continues() {
     let home = Home::new();
     home.ok(&["run", "-d", "-t", "--name", "work", "--", "sh", "-c", SHOW]);
     for round in 0..2 {
@@ -134,7 +134,7 @@ fn attach_detaches_by_keys_and_by_signals_and_the_process_goes_on() {
 }
 
 #[test]
-fn two_who_are_attached_see_the_same() {
+fn two_attached_clients_see_the_same() {
     let home = Home::new();
     home.ok(&["run", "-d", "-t", "--name", "work", "--", "sh", "-c", SHOW]);
     let (mut left, mut right) = (Terminal::new(24, 80), Terminal::new(24, 80));
@@ -151,7 +151,7 @@ fn two_who_are_attached_see_the_same() {
 }
 
 #[test]
-fn a_suspended_client_gives_the_terminal_back_until_it_goes_on() {
+fn a_suspended_client_restores_the_terminal_until_it_continues() {
     let (server, home) = (TestServer::start(), Home::new());
     let mut terminal = Terminal::new(24, 80);
     let mut child = terminal.start(home.command(&["run", "-t", "--connect", server.url(), "--", "sh", "-c", SHOW]));
@@ -168,7 +168,7 @@ fn a_suspended_client_gives_the_terminal_back_until_it_goes_on() {
 }
 
 #[test]
-fn a_lost_server_gives_the_terminal_back() {
+fn a_lost_server_restores_the_terminal() {
     let home = Home::new();
     let mut server = TestServer::start();
     let mut terminal = Terminal::new(24, 80);
@@ -182,7 +182,7 @@ fn a_lost_server_gives_the_terminal_back() {
 }
 
 #[test]
-fn a_process_without_a_terminal_shows_what_comes_and_takes_lines() {
+fn attach_to_a_process_without_a_terminal_shows_new_output_and_sends_lines() {
     let home = Home::new();
     let gate = home.path().join("gate");
     let program = format!("echo old; until test -e {}; do echo new; sleep 0.02; done; exit 6", gate.display());
@@ -198,7 +198,7 @@ fn a_process_without_a_terminal_shows_what_comes_and_takes_lines() {
 }
 
 #[test]
-fn a_terminal_that_is_gone_ends_what_is_on_it() {
+fn the_end_of_a_terminal_ends_the_programs_on_it() {
     let (server, home) = (TestServer::start(), Home::new());
     let url = server.url();
     let mut terminal = Terminal::new(24, 80);
@@ -247,12 +247,7 @@ fn a_cut_is_shown_on_the_last_row_and_the_screen_is_drawn_again_afterwards() {
         assert!(seen.contains("\x1b7\x1b[24;1H\x1b[0m\x1b[2K\x1b8"), "the row is empty again: {seen:?}");
         assert!(!seen.contains("connected again"), "no line of ours is in the program's picture: {seen:?}");
         // The program got two sizes; the second one is ours.
-        let mut seen = String::new();
-        wait_for("our size", || {
-            terminal.keys(b"again\r");
-            seen += &terminal.see("<again>\r\n");
-            seen.contains("24 80\r\n")
-        });
+        wait_for_size(&mut terminal, "24 80", "again");
         terminal.keys(b"end\r");
         terminal.see("<end>\r\n");
         assert_eq!(end_of(&mut child).code(), Some(5));

@@ -1,9 +1,9 @@
 //! `token create` and the notes that `serve` prints: which server a token is for, where it is written, and how to connect.
 
-use std::{fs, os::unix::fs::PermissionsExt};
+use std::fs;
 
 use crate::commands::Home;
-use testkit::{TestServer, finish, text, wait_for};
+use testkit::{TestServer, mode_of, outcome, wait_for};
 
 /// A port that was free a moment ago.
 fn free_port() -> u16 {
@@ -12,62 +12,58 @@ fn free_port() -> u16 {
 }
 
 #[test]
-fn a_token_is_made_for_the_server_that_is_named_by_its_listener_or_url() {
+fn a_token_is_created_for_the_server_that_its_listener_or_url_names() {
     let home = Home::new();
     let port = free_port();
     let state = home.path().join(format!("state/exec-server/ws-127.0.0.1-{port}"));
     let listen = format!("ws://127.0.0.1:{port}");
     let connect = format!("ws://localhost:{port}/?token=x");
     for (name, flag, url) in [("by-listener", "--listen", &listen), ("by-url", "--connect", &connect)] {
-        let output = home.run(&["token", "create", name, flag, url]);
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        assert!(text(&output.stderr).contains("note: no server has used `"), "{}", text(&output.stderr));
+        let (_, said, code) = outcome(home.command(&["token", "create", name, flag, url]));
+        assert_eq!(code, Some(0), "{said}");
+        assert!(said.contains("note: no server has used `"), "{said}");
         let table = fs::read_to_string(state.join("tokens.toml")).expect("the table of that server");
         assert!(table.contains(name), "{table}");
     }
-    let output = home.run(&["token", "create", "elsewhere", "--connect", "ssh://build-host"]);
-    assert_eq!(output.status.code(), Some(255));
-    assert!(text(&output.stderr).contains("run `exec-server token create` on the machine of the server"));
+    let (_, said, code) = outcome(home.command(&["token", "create", "elsewhere", "--connect", "ssh://build-host"]));
+    assert_eq!(code, Some(255));
+    assert!(said.contains("run `exec-server token create` on the machine of the server"));
 }
 
 #[test]
-fn a_token_that_no_listener_asks_for_is_warned_about() {
+fn a_token_that_no_listener_requires_causes_a_warning() {
     let home = Home::new();
-    let output = home.run(&["run", "-d", "--", "true"]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let output = home.run(&["token", "create", "useless"]);
-    assert!(output.status.success());
-    let stderr = text(&output.stderr);
-    assert!(
-        stderr.contains("warning: the server at unix://") && stderr.contains(" does not require a token"),
-        "{stderr}"
-    );
+    let (_, said, code) = outcome(home.command(&["run", "-d", "--", "true"]));
+    assert_eq!(code, Some(0), "{said}");
+    let (_, said, code) = outcome(home.command(&["token", "create", "useless"]));
+    assert_eq!(code, Some(0));
+    assert!(said.contains("warning: the server at unix://") && said.contains(" does not require a token"), "{said}");
     let server = TestServer::start();
     let state = server.state_dir().to_str().expect("text").to_owned();
-    let output = home.run(&["token", "create", "useful", "--state-dir", &state]);
-    assert!(output.status.success());
-    assert!(!text(&output.stderr).contains("warning"), "{}", text(&output.stderr));
+    let (_, said, code) = outcome(home.command(&["token", "create", "useful", "--state-dir", &state]));
+    assert_eq!(code, Some(0));
+    assert!(!said.contains("warning"), "{said}");
 }
 
 #[test]
-fn a_token_is_written_to_a_new_file_for_its_owner_alone() {
+fn a_token_is_written_to_a_new_file_that_only_its_owner_can_read() {
     let home = Home::new();
     let out = home.path().join("ci.token");
     let file = out.to_str().expect("text");
-    let output = home.run(&["token", "create", "ci", "--out", file]);
-    assert_eq!((output.status.success(), text(&output.stdout).as_str()), (true, ""), "{}", text(&output.stderr));
+    let (out, said, code) = outcome(home.command(&["token", "create", "ci", "--out", file]));
+    assert_eq!((code, out.as_str()), (Some(0), ""), "{said}");
     let token = fs::read_to_string(&out).expect("the token");
     assert!(token.trim().len() >= 43, "{token}");
-    assert_eq!(fs::metadata(&out).expect("it is there").permissions().mode() & 0o777, 0o600);
-    let output = home.run(&["token", "create", "other-name", "--out", file]);
-    assert_eq!(output.status.code(), Some(255));
-    assert!(text(&output.stderr).contains("for the token: File exists"), "{}", text(&output.stderr));
+    assert_eq!(mode_of(&out) & 0o777, 0o600);
+    let (_, said, code) = outcome(home.command(&["token", "create", "other-name", "--out", file]));
+    assert_eq!(code, Some(255));
+    assert!(said.contains("for the token: File exists"), "{said}");
     let table = fs::read_to_string(home.state_dir().join("tokens.toml")).expect("the table");
     assert!(!table.contains("other-name"), "{table}");
 }
 
 #[test]
-fn serve_says_where_its_state_is_and_prints_a_command_that_works() {
+fn serve_prints_where_its_state_is_and_a_command_that_works() {
     let server = TestServer::start();
     wait_for("the command", || server.stderr().contains("try: "));
     let said = server.stderr();
@@ -76,7 +72,7 @@ fn serve_says_where_its_state_is_and_prints_a_command_that_works() {
     assert!(!line.contains("token="), "{line}");
     let home = Home::new();
     let words: Vec<&str> = line.split(' ').collect();
-    let output = finish(home.command(&words));
-    assert_eq!(output.status.code(), Some(0), "{line}: {}", text(&output.stderr));
-    assert!(text(&output.stdout).starts_with("Linux "));
+    let (out, said, code) = outcome(home.command(&words));
+    assert_eq!(code, Some(0), "{line}: {said}");
+    assert!(out.starts_with("Linux "));
 }

@@ -5,13 +5,15 @@ use std::{
     fs::{self, File},
     os::unix::{
         ffi::OsStrExt as _,
-        fs::{FileExt as _, MetadataExt as _, PermissionsExt as _, symlink},
+        fs::{FileExt as _, MetadataExt as _, symlink},
     },
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
 
 use sha2::{Digest as _, Sha256};
+
+use testkit::set_mode;
 
 /// Creates a tree with `files` small files, and one example of every attribute that a copy keeps.
 pub(crate) fn make_tree(root: &Path, files: u64) {
@@ -23,8 +25,8 @@ pub(crate) fn make_tree(root: &Path, files: u64) {
         fs::write(dir.join(format!("f{file}")), text).expect("write");
     }
     fs::write(root.join("script"), "#!/bin/sh\n").expect("write");
-    fs::set_permissions(root.join("script"), fs::Permissions::from_mode(0o751)).expect("set the mode");
-    fs::set_permissions(root.join("empty"), fs::Permissions::from_mode(0o500)).expect("set the mode");
+    set_mode(root.join("script"), 0o751);
+    set_mode(root.join("empty"), 0o500);
     fs::write(root.join(OsStr::from_bytes(b"not utf-8 \xff\xfe")), "x").expect("write");
     fs::write(root.join("line\nend"), "y").expect("write");
     symlink("script", root.join("link")).expect("make a link");

@@ -70,7 +70,7 @@ fn every_quoted_message_is_in_the_source() {
 }
 
 #[test]
-fn what_is_not_in_the_source_would_be_found() {
+fn a_message_that_is_not_in_the_source_would_be_found() {
     let page = "text\n```text\nconnect to …: no such words anywhere\n```\nno `quote`\n```console\n$ x\n```\n";
     assert_eq!(quoted(page), [(3, "connect to …: no such words anywhere")]);
     assert_eq!(fixed(quoted(page)[0].1).collect::<Vec<_>>(), ["connect to", "no such words anywhere"]);
