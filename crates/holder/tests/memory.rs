@@ -4,20 +4,17 @@
 #![allow(clippy::disallowed_methods, reason = "tests wait with a deadline of their own")]
 #![expect(unsafe_code, reason = "pages are taken away and given back")]
 
-use std::fs::File;
-use std::os::fd::OwnedFd;
+mod common;
+
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use exec_server_holder::control::{self, FromHolder, StartSpec, ToHolder};
-use exec_server_holder::spawner::SECRET_NAME;
-use exec_server_holder::{ChildRestrictions, ChildSpawner, Holder, HolderConfig, HolderLimits};
+use exec_server_holder::ChildSpawner;
+use exec_server_holder::control::{self, FromHolder};
 use exec_server_log::{BlockReason, ControlBlock, LogStatus, SEGMENT_BYTES};
 use exec_server_process::{Child, ScriptDriver, Spawn, SpawnError};
 use rustix::mm::{MprotectFlags, mprotect};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-const SECRET: [u8; 32] = [7; 32];
 const PAGE: usize = 4096;
 
 #[derive(Clone, Default)]
@@ -49,27 +46,9 @@ fn protect(segment: usize, flags: MprotectFlags) {
 }
 
 #[test]
-fn want_of_a_page_is_no_end_of_the_stream() {
-    let dir = tempfile::tempdir().expect("a directory");
-    std::fs::write(dir.path().join(SECRET_NAME), SECRET).expect("the secret, as a server writes it");
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair");
-    let config = HolderConfig {
-        dir: OwnedFd::from(File::open(dir.path()).expect("the directory")),
-        secret: SECRET,
-        info: Vec::new(),
-        limits: HolderLimits::default(),
-        nofile: None,
-        confine: ChildRestrictions::default(),
-        exclusive: false,
-    };
+fn missing_memory_for_a_page_does_not_end_the_stream() {
     let script = OneScript::default();
-    let mut holder = Holder::new(config, theirs, script.clone(), 0).expect("a holder");
-    let send = |message: &ToHolder<'_>| control::send(&ours, message, &[]).expect("room");
-    send(&ToHolder::Hello { version: control::VERSION, secret: SECRET, epoch: 1 });
-    let argv = vec![b"script".to_vec()];
-    let spec = StartSpec { argv, cwd: b"/".to_vec(), cap_bytes: 1 << 24, ..StartSpec::default() };
-    send(&ToHolder::Start { req: 1, spec });
+    let (mut holder, ours, _dir) = common::holder_with_a_start(script.clone(), &["script"]);
     let mut control = None;
     let mut until = |now_ns: u64, is_true: &dyn Fn(LogStatus) -> bool| {
         let start = Instant::now();
@@ -94,7 +73,7 @@ fn want_of_a_page_is_no_end_of_the_stream() {
     protect(segment, MprotectFlags::empty());
     assert_eq!(driver.write_stdout(&[b'x'; 3 * PAGE]).expect("room"), 3 * PAGE);
     until(0, &|status| status.blocked == BlockReason::MemoryCap);
-    assert_eq!(driver.write_stdout(b"more").expect("nobody has closed it"), 4);
+    assert_eq!(driver.write_stdout(b"more").expect("the pipe is open"), 4);
     protect(segment, MprotectFlags::READ | MprotectFlags::WRITE);
     until(1_000_000_000, &|status| status.written == 6 + 3 * PAGE as u64 + 4);
     driver.exit(0);

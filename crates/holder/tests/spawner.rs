@@ -33,7 +33,7 @@ fn main() {
     }
     let spawner = fork_spawner().expect("fork");
     let tests: [(&str, Test); 11] = [
-        ("holder_is_a_process_of_its_own", holder_is_a_process_of_its_own),
+        ("holder_is_a_separate_process", holder_is_a_separate_process),
         ("children_see_three_descriptors_and_the_original_limit", children_see_three_descriptors),
         ("end_leaves_no_descendant_and_no_directory", end_leaves_no_descendant),
         ("idle_processes_cost_little_memory", idle_processes_cost_little_memory),
@@ -42,7 +42,7 @@ fn main() {
         ("terminate_reaches_daemons_that_hold_the_streams", terminate_reaches_daemons),
         ("one_terminate_is_enough_for_leader_and_daemon", one_terminate_is_enough_for_leader_and_daemon),
         ("idle_holder_uses_no_processor_time", idle_holder_uses_no_processor_time),
-        ("holder_without_descriptors_hears_later", holder_without_descriptors_hears_later),
+        ("holder_without_descriptors_receives_later", holder_without_descriptors_receives_later),
         ("flood_leaves_descriptors_for_the_next_server_and_the_disk", flood_leaves_descriptors),
     ];
     for (name, test) in tests {
@@ -51,12 +51,15 @@ fn main() {
     }
     holder_outlives_spawner(spawner);
     println!("test holder_outlives_spawner_and_controller_and_is_adopted ... ok");
-    spawner_is_started_by_path_from_a_threaded_program();
-    println!("test spawner_is_started_by_path_from_a_threaded_program ... ok");
-    other_programs_are_no_spawners();
-    println!("test other_programs_are_no_spawners ... ok");
-    starts_are_refused_without_descriptors();
-    println!("test starts_are_refused_without_descriptors ... ok");
+    let last: [(&str, fn()); 3] = [
+        ("spawner_is_started_by_path_from_a_threaded_program", spawner_is_started_by_path_from_a_threaded_program),
+        ("other_programs_are_no_spawners", other_programs_are_no_spawners),
+        ("starts_are_refused_without_descriptors", starts_are_refused_without_descriptors),
+    ];
+    for (name, test) in last {
+        test();
+        println!("test {name} ... ok");
+    }
 }
 
 /// A connection to a holder.
@@ -67,7 +70,14 @@ struct TestLink {
 }
 
 impl TestLink {
-    fn create(handle: &SpawnerHandle, dir: &Path, ttl_ms: u64) -> Self {
+    /// A connection to the holder of a new session in a new directory.
+    fn in_new_dir(handle: &SpawnerHandle) -> (tempfile::TempDir, Self) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let link = Self::create(handle, dir.path());
+        (dir, link)
+    }
+
+    fn create(handle: &SpawnerHandle, dir: &Path) -> Self {
         std::fs::write(dir.join(spawner::SECRET_NAME), SECRET).expect("the secret, as a server writes it");
         let limit = getrlimit(Resource::Nofile);
         let at_most = |most: u64, limit: Option<u64>| limit.map_or(most, |limit| limit.min(most));
@@ -75,7 +85,7 @@ impl TestLink {
             dir: open(dir),
             secret: SECRET,
             info: vec![5; INFO_BYTES],
-            limits: HolderLimits { ttl_ms, free_floor_bytes: 0, ..HolderLimits::default() },
+            limits: HolderLimits { ttl_ms: TTL_MS, free_floor_bytes: 0, ..HolderLimits::default() },
             nofile: Some((at_most(99, limit.current), at_most(199, limit.maximum))),
             confine: exec_server_holder::ChildRestrictions::default(),
             exclusive: true,
@@ -152,14 +162,18 @@ impl TestLink {
         })
     }
 
+    /// Sends a command with this request number and returns the status of the answer.
+    fn request(&mut self, asked: u32, command: &ToHolder<'_>) -> CommandStatus {
+        self.send(command);
+        self.until(|message| match message {
+            FromHolder::Done { req, status } if req == asked => Some(status),
+            _ => None,
+        })
+    }
+
     /// Ends the session and waits for EOF.
     fn end(&mut self) {
-        self.send(&ToHolder::End { req: 77 });
-        let status = self.until(|message| match message {
-            FromHolder::Done { req: 77, status } => Some(status),
-            _ => None,
-        });
-        assert_eq!(status, CommandStatus::Ok);
+        assert_eq!(self.request(77, &ToHolder::End { req: 77 }), CommandStatus::Ok);
         while self.recv().is_some() {}
     }
 }
@@ -221,13 +235,22 @@ fn switches(pid: i32) -> u64 {
     count("voluntary_ctxt_switches:") + count("nonvoluntary_ctxt_switches:")
 }
 
+/// Waits until the file has the pid of a daemon for which `is_ready` holds, and returns the pid.
+fn daemon_in(pids: &Path, is_ready: impl Fn(i32) -> bool) -> i32 {
+    let mut daemon = None;
+    wait_for(|| {
+        daemon = std::fs::read_to_string(pids).ok().and_then(|text| text.trim().parse::<i32>().ok());
+        daemon.is_some_and(&is_ready)
+    });
+    daemon.expect("waited for")
+}
+
 fn is_gone(pid: i32) -> bool {
     !Path::new(&format!("/proc/{pid}")).exists()
 }
 
-fn holder_is_a_process_of_its_own(spawner: &SpawnerHandle) {
-    let dir = tempfile::tempdir().expect("a directory");
-    let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
+fn holder_is_a_separate_process(spawner: &SpawnerHandle) {
+    let (dir, mut link) = TestLink::in_new_dir(spawner);
     let holder = holder_of(link.start("sleep 1000").expect("started"));
     assert_eq!(field(holder, "Name:"), "exec-holder");
     assert_eq!(field(spawner.pid(), "Name:"), "exec-spawner");
@@ -247,17 +270,15 @@ fn holder_is_a_process_of_its_own(spawner: &SpawnerHandle) {
         let target = std::fs::read_link(format!("/proc/{holder}/fd/{fd}")).expect("readable for the same user");
         assert_eq!(target, Path::new("/dev/null"));
     }
-    let mode = std::os::unix::fs::PermissionsExt::mode(
-        &std::fs::metadata(dir.path().join(spawner::SOCKET_NAME)).expect("the socket").permissions(),
-    );
+    let socket = std::fs::metadata(dir.path().join(spawner::SOCKET_NAME)).expect("the socket");
+    let mode = std::os::unix::fs::PermissionsExt::mode(&socket.permissions());
     assert_eq!(mode & 0o777, 0o600);
     link.end();
     wait_for(|| is_gone(holder));
 }
 
 fn children_see_three_descriptors(spawner: &SpawnerHandle) {
-    let dir = tempfile::tempdir().expect("a directory");
-    let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
+    let (dir, mut link) = TestLink::in_new_dir(spawner);
     let path = dir.path().join("seen");
     let script = format!(
         "{{ ulimit -Sn; ulimit -Hn; grep -E '^Sig(Blk|Ign)' /proc/self/status; ls /proc/$$/fd; \
@@ -282,7 +303,7 @@ fn end_leaves_no_descendant(spawner: &SpawnerHandle) {
     let parent = tempfile::tempdir().expect("a directory");
     let dir = parent.path().join("session");
     std::fs::create_dir(&dir).expect("a directory");
-    let mut link = TestLink::create(spawner, &dir, TTL_MS);
+    let mut link = TestLink::create(spawner, &dir);
     // A daemon that has left its group, session and streams, and ignores the signals that can be ignored.
     let pids = parent.path().join("pids");
     let script = format!(
@@ -318,8 +339,7 @@ fn idle_processes_cost_little_memory(spawner: &SpawnerHandle) {
         };
         sum("Private_Clean:") + sum("Private_Dirty:")
     };
-    let dir = tempfile::tempdir().expect("a directory");
-    let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
+    let (_dir, mut link) = TestLink::in_new_dir(spawner);
     let holder = holder_of(link.start("sleep 1000").expect("started"));
     let before = private_kib(holder);
     for _ in 0..200 {
@@ -333,8 +353,7 @@ fn idle_processes_cost_little_memory(spawner: &SpawnerHandle) {
 }
 
 fn expired_session_ends_its_holder(spawner: &SpawnerHandle) {
-    let dir = tempfile::tempdir().expect("a directory");
-    let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
+    let (dir, mut link) = TestLink::in_new_dir(spawner);
     let leader = link.start("sleep 1000").expect("started");
     let holder = holder_of(leader);
     link.send(&ToHolder::Detach { ttl_ms: 50 });
@@ -346,8 +365,7 @@ fn expired_session_ends_its_holder(spawner: &SpawnerHandle) {
 }
 
 fn killed_holder_takes_its_leaders(spawner: &SpawnerHandle) {
-    let dir = tempfile::tempdir().expect("a directory");
-    let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
+    let (_dir, mut link) = TestLink::in_new_dir(spawner);
     let leader = link.start("exec sleep 1000").expect("started");
     let holder = rustix::process::Pid::from_raw(holder_of(leader)).expect("a pid");
     rustix::process::kill_process(holder, rustix::process::Signal::KILL).expect("it is ours");
@@ -358,58 +376,36 @@ fn killed_holder_takes_its_leaders(spawner: &SpawnerHandle) {
 fn terminate_reaches_daemons(spawner: &SpawnerHandle) {
     let dir = tempfile::tempdir().expect("a directory");
     for is_tty in [false, true] {
-        let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
+        let mut link = TestLink::create(spawner, dir.path());
         let pids = dir.path().join(format!("pids-{is_tty}"));
         // The daemon has left the session and its parents are gone, so only the stream shows where it belongs.
         let script = format!("(setsid sh -c 'echo $$ >{0}; exec sleep 1000' &); sleep 0.01; exit 0", pids.display());
         let leader = link.start_on(&script, is_tty).expect("started");
-        let mut daemon = None;
-        wait_for(|| {
-            daemon = std::fs::read_to_string(&pids).ok().and_then(|text| text.trim().parse::<i32>().ok());
-            daemon.is_some() && is_gone(leader.cast_signed())
-        });
-        let daemon = daemon.expect("waited for");
+        let daemon = daemon_in(&pids, |_| is_gone(leader.cast_signed()));
         assert!(!is_gone(daemon));
-        link.send(&ToHolder::Terminate { req: 5, slot: 0, grace_ms: None });
-        let status = link.until(|message| match message {
-            FromHolder::Done { req: 5, status } => Some(status),
-            _ => None,
-        });
-        assert_eq!(status, CommandStatus::StreamsHeld);
+        let terminate = ToHolder::Terminate { req: 5, slot: 0, grace_ms: None };
+        assert_eq!(link.request(5, &terminate), CommandStatus::StreamsHeld);
         wait_for(|| is_gone(daemon));
         // `Forget` succeeds only when the process has closed.
-        wait_for(|| {
-            link.send(&ToHolder::Forget { req: 6, slot: 0 });
-            let status = link.until(|message| match message {
-                FromHolder::Done { req: 6, status } => Some(status),
-                _ => None,
-            });
-            status == CommandStatus::Ok
-        });
+        wait_for(|| link.request(6, &ToHolder::Forget { req: 6, slot: 0 }) == CommandStatus::Ok);
         link.send(&ToHolder::Detach { ttl_ms: 0 });
         while link.recv().is_some() {}
     }
 }
 
 fn one_terminate_is_enough_for_leader_and_daemon(spawner: &SpawnerHandle) {
-    let dir = tempfile::tempdir().expect("a directory");
-    let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
+    let (dir, mut link) = TestLink::in_new_dir(spawner);
     let pids = dir.path().join("pids");
     let script = format!("(setsid sh -c 'echo $$ >{0}; exec sleep 1000' &); exec sleep 1000", pids.display());
     let leader = link.start(&script).expect("started");
-    let mut daemon = None;
-    wait_for(|| {
-        daemon = std::fs::read_to_string(&pids).ok().and_then(|text| text.trim().parse::<i32>().ok());
-        daemon.is_some_and(|daemon| field(daemon, "PPid:") == holder_of(leader).to_string())
-    });
+    let daemon = daemon_in(&pids, |daemon| field(daemon, "PPid:") == holder_of(leader).to_string());
     link.send(&ToHolder::Terminate { req: 5, slot: 0, grace_ms: None });
-    wait_for(|| is_gone(leader.cast_signed()) && daemon.is_some_and(is_gone));
+    wait_for(|| is_gone(leader.cast_signed()) && is_gone(daemon));
     link.end();
 }
 
 fn idle_holder_uses_no_processor_time(spawner: &SpawnerHandle) {
-    let dir = tempfile::tempdir().expect("a directory");
-    let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
+    let (_dir, mut link) = TestLink::in_new_dir(spawner);
     // Three cases: a dead leader whose streams are held, a process that has written output, and a silent process.
     let held = link.start("sleep 1000 & exit 0").expect("started");
     wait_for(|| is_gone(held.cast_signed()));
@@ -433,9 +429,8 @@ fn idle_holder_uses_no_processor_time(spawner: &SpawnerHandle) {
     wait_for(|| is_gone(holder));
 }
 
-fn holder_without_descriptors_hears_later(spawner: &SpawnerHandle) {
-    let dir = tempfile::tempdir().expect("a directory");
-    let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
+fn holder_without_descriptors_receives_later(spawner: &SpawnerHandle) {
+    let (dir, mut link) = TestLink::in_new_dir(spawner);
     let holder = holder_of(link.start("exec sleep 1000").expect("started"));
     let before =
         rustix::process::prlimit(rustix::process::Pid::from_raw(holder), Resource::Nofile, getrlimit(Resource::Nofile));
@@ -461,8 +456,7 @@ fn holder_without_descriptors_hears_later(spawner: &SpawnerHandle) {
 }
 
 fn flood_leaves_descriptors(spawner: &SpawnerHandle) {
-    let dir = tempfile::tempdir().expect("a directory");
-    let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
+    let (dir, mut link) = TestLink::in_new_dir(spawner);
     // The output is never released, and the cap allows more segments than there are fds.
     let spec = StartSpec { cap_bytes: 1 << 40, ..shell("read go; head -c 80000000 /dev/zero; exec sleep 1000") };
     link.send_start(StartSpec { pipe_stdin: true, ..spec });
@@ -484,16 +478,15 @@ fn flood_leaves_descriptors(spawner: &SpawnerHandle) {
 }
 
 fn holder_outlives_spawner(spawner: SpawnerHandle) {
-    let dir = tempfile::tempdir().expect("a directory");
-    let mut link = TestLink::create(&spawner, dir.path(), TTL_MS);
+    let (dir, mut link) = TestLink::in_new_dir(&spawner);
     let leader = link.start("sleep 1000").expect("started");
     let holder = holder_of(leader);
     let pid = spawner.pid();
     drop(spawner);
     // The spawner exits at EOF. It is our child, so we must reap it.
     wait_for(|| field(pid, "State:") == "Z");
-    rustix::process::waitpid(rustix::process::Pid::from_raw(pid), rustix::process::WaitOptions::empty())
-        .expect("reaped");
+    let pid = rustix::process::Pid::from_raw(pid);
+    rustix::process::waitpid(pid, rustix::process::WaitOptions::empty()).expect("reaped");
     drop(link);
     let directory = open(dir.path());
     let socket = spawner::connect(directory.as_fd()).expect("the path socket");
@@ -522,7 +515,7 @@ fn spawner_is_started_by_path_from_a_threaded_program() {
     let (title, environ) = (shown("cmdline"), shown("environ"));
     assert!(title.ends_with(&environ), "{title:?} {environ:?}");
     wait_for(|| field(pid, "Name:") == "exec-spawner");
-    holder_is_a_process_of_its_own(&spawner);
+    holder_is_a_separate_process(&spawner);
     drop(spawner);
     // Read the file once: the parent may reap the process between two reads.
     wait_for(|| {
@@ -547,8 +540,7 @@ fn other_programs_are_no_spawners() {
 fn starts_are_refused_without_descriptors() {
     setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum: Some(64) }).expect("lower is allowed");
     let spawner = fork_spawner().expect("fork");
-    let dir = tempfile::tempdir().expect("a directory");
-    let mut link = TestLink::create(&spawner, dir.path(), TTL_MS);
+    let (_dir, mut link) = TestLink::in_new_dir(&spawner);
     let mut started = 0;
     let errno = loop {
         match link.start("sleep 1000") {

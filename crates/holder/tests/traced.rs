@@ -4,20 +4,18 @@
 #![allow(clippy::disallowed_methods, reason = "tests wait with a deadline of their own")]
 #![expect(unsafe_code, reason = "nothing that is safe forks and traces")]
 
-use std::fs::File;
+mod common;
+
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use exec_server_holder::control::{self, FromHolder, StartSpec, ToHolder};
-use exec_server_holder::spawner::SECRET_NAME;
-use exec_server_holder::{ChildRestrictions, Holder, HolderConfig, HolderLimits, OsSpawner, TurnResult};
+use exec_server_holder::control::{self, FromHolder, ToHolder};
+use exec_server_holder::{Holder, OsSpawner, TurnResult};
 use exec_server_log::{ControlBlock, LogStatus};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-const SECRET: [u8; 32] = [7; 32];
 const MS: u64 = 1_000_000;
 
 /// A process that traces another one and never waits for it. It ends when this value is dropped, or with the thread
@@ -44,7 +42,7 @@ impl Tracer {
         let tracer = Self(Pid::from_raw(tracer).expect("forked"));
         let mut word = [0];
         rustix::io::read(&told, &mut word).expect("it says how it went");
-        assert_eq!(word, [1], "this host lets nobody trace its own children; without that this cannot be tried");
+        assert_eq!(word, [1], "this host forbids tracing of one's own children; without that this cannot be tested");
         tracer
     }
 }
@@ -69,26 +67,8 @@ struct TracedRig {
 impl TracedRig {
     /// Creates a holder with one process that sleeps.
     fn new() -> Self {
-        let dir = tempfile::tempdir().expect("a directory");
-        std::fs::write(dir.path().join(SECRET_NAME), SECRET).expect("the secret, as a server writes it");
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair");
-        let config = HolderConfig {
-            dir: OwnedFd::from(File::open(dir.path()).expect("the directory")),
-            secret: SECRET,
-            info: Vec::new(),
-            limits: HolderLimits::default(),
-            nofile: None,
-            confine: ChildRestrictions::default(),
-            exclusive: false,
-        };
-        let holder = Holder::new(config, theirs, OsSpawner, 0).expect("a holder");
+        let (holder, socket, dir) = common::holder_with_a_start(OsSpawner, &["sleep", "1000"]);
         let mut rig = Self { holder, socket, control: None, pid: None, now: 0, last: None, _dir: dir };
-        rig.send(&ToHolder::Hello { version: control::VERSION, secret: SECRET, epoch: 1 });
-        let argv = ["sleep", "1000"].map(|word| word.as_bytes().to_vec()).to_vec();
-        let env = vec![b"PATH=/usr/bin:/bin".to_vec()];
-        let spec = StartSpec { argv, env, cwd: b"/".to_vec(), cap_bytes: 1 << 24, ..StartSpec::default() };
-        rig.send(&ToHolder::Start { req: 1, spec });
         rig.until(|rig| rig.pid.is_some());
         rig
     }
@@ -141,7 +121,7 @@ impl TracedRig {
 }
 
 #[test]
-fn dead_leader_that_is_traced_is_asked_for_by_the_clock() {
+fn traced_dead_leader_is_reaped_by_a_timer() {
     let mut rig = TracedRig::new();
     let tracer = Tracer::of(rig.pid.expect("started"));
     rig.send(&ToHolder::Terminate { req: 2, slot: 0, grace_ms: None });
@@ -156,7 +136,7 @@ fn dead_leader_that_is_traced_is_asked_for_by_the_clock() {
 }
 
 #[test]
-fn session_that_takes_long_to_end_does_not_look_at_its_clock() {
+fn slow_end_of_a_session_does_not_look_at_its_clock() {
     let mut rig = TracedRig::new();
     let tracer = Tracer::of(rig.pid.expect("started"));
     rig.send(&ToHolder::Detach { ttl_ms: 50 });

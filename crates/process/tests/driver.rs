@@ -56,7 +56,7 @@ fn driver_backed_interrupt_terminates_once() {
 }
 
 #[test]
-fn kill_ends_a_script_that_ignores_everything() {
+fn kill_ends_a_script_that_ignores_all_signals() {
     let (mut child, driver) = Child::scripted(PIPE).expect("a script opens");
     driver.on_signal(|_driver, _signal| {});
     child.signal_group(libc::SIGTERM).expect("the script lives");
@@ -69,7 +69,7 @@ fn kill_ends_a_script_that_ignores_everything() {
 }
 
 #[test]
-fn signals_without_hook_do_what_they_do_to_a_plain_process() {
+fn signals_without_a_hook_act_as_on_a_plain_process() {
     let (mut child, driver) = Child::scripted(PIPE).expect("a script opens");
     child.signal_group(libc::SIGWINCH).expect("the script lives");
     assert!(!driver.has_exited());

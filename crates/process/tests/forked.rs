@@ -100,10 +100,8 @@ fn failed_spawns_leave_no_descriptor_and_no_process() {
             let null = std::fs::File::open("/dev/null").expect("the null device opens");
             spawn.extra_fds = vec![(null.into(), 40)];
             let error = spawn.spawn().expect_err("every attempt is broken");
-            assert!(
-                matches!(error, SpawnError::Cwd { .. } | SpawnError::Exec { .. } | SpawnError::Setup { .. }),
-                "{error:?}"
-            );
+            use SpawnError::{Cwd, Exec, Setup};
+            assert!(matches!(error, Cwd { .. } | Exec { .. } | Setup { .. }), "{error:?}");
         };
         attempt(0);
         let before = open();

@@ -5,7 +5,8 @@ mod common;
 use std::os::fd::{AsFd, OwnedFd};
 
 use common::{
-    PIPE, PIPE_OPEN, finish, is_reaped, number_after, read_until, run, sh, spawn, wait_exit, wait_until, write_all,
+    PIPE, PIPE_OPEN, finish, is_reaped, number_after, pipe_with, read_until, run, sh, spawn, wait_exit, wait_until,
+    write_all,
 };
 use exec_server_process::{CloseStdinOutcome, TerminalSize};
 
@@ -86,7 +87,7 @@ fn pipe_drop_reaps_child() {
 }
 
 #[test]
-fn dropping_a_reaped_child_signals_nobody() {
+fn dropping_a_reaped_child_signals_no_process() {
     let mut child = sh(PIPE, "sleep 1000 & echo bg=$!").spawn().expect("sh starts");
     let background = number_after(&read_until(child.stdout().expect("a pipe"), "\n"), "bg");
     let leader = child.pid();
@@ -101,9 +102,7 @@ fn dropping_a_reaped_child_signals_nobody() {
 
 #[test]
 fn pipe_spawn_no_stdin_can_preserve_inherited_fds() {
-    let (read, write) = rustix::pipe::pipe().expect("a pipe opens");
-    rustix::io::write(&write, b"declared\n").expect("the pipe has room");
-    drop(write);
+    let read = pipe_with(b"declared\n");
     // One number far above the others, and one that is probably in use here.
     let duplicate: OwnedFd = read.as_fd().try_clone_to_owned().expect("a descriptor is free");
     let mut spawn = sh(PIPE, "head -n 1 /dev/fd/33; ls -v /proc/$$/fd; :");

@@ -5,15 +5,14 @@ mod common;
 use std::os::fd::AsFd;
 
 use common::{
-    PIPE, PTY, finish, is_gone, is_reaped, number_after, read_until, run, sh, spawn, wait_exit, wait_until, write_all,
+    PIPE, PTY, finish, interactive_shell, is_gone, is_reaped, number_after, on_terminal, pipe_with, read_until, run,
+    sh, spawn, wait_exit, wait_until, write_all,
 };
 use exec_server_process::{CloseStdinOutcome, SpawnError, StdioMode, TerminalSize};
 
 #[test]
 fn pty_repl_emits_output_and_exits() {
-    let mut spawn = spawn(PTY, &["/bin/sh", "-i"]);
-    spawn.env.push(c"PS1=ready> ".to_owned());
-    let child = spawn.spawn().expect("sh starts");
+    let child = interactive_shell().spawn().expect("sh starts");
     let master = child.pty().expect("a terminal");
     read_until(master, "ready> ");
     write_all(master, b"echo $((6 * 7))\n");
@@ -51,8 +50,7 @@ fn pty_size_is_set_before_the_program_runs() {
 #[test]
 fn resize_is_seen_by_the_child() {
     let script = "trap 'stty size; exit 6' WINCH; echo armed; while :; do sleep 0.01; done";
-    let child = sh(PTY, script).spawn().expect("sh starts");
-    read_until(child.pty().expect("a terminal"), "armed");
+    let child = on_terminal(script, "armed");
     child.resize(TerminalSize { rows: 50, cols: 120 }).expect("the size changes");
     read_until(child.pty().expect("a terminal"), "50 120\r\n");
     assert_eq!(finish(child).code, 6);
@@ -82,9 +80,7 @@ fn pty_terminate_kills_background_children_in_same_process_group() {
 
 #[test]
 fn interrupt_character_reaches_the_foreground_group() {
-    let child = sh(PTY, "trap 'echo caught; exit 9' INT; echo armed; while :; do sleep 0.01; done").spawn();
-    let child = child.expect("sh starts");
-    read_until(child.pty().expect("a terminal"), "armed");
+    let child = on_terminal("trap 'echo caught; exit 9' INT; echo armed; while :; do sleep 0.01; done", "armed");
     write_all(child.pty().expect("a terminal"), &[3]);
     read_until(child.pty().expect("a terminal"), "caught");
     assert_eq!(finish(child).code, 9);
@@ -100,9 +96,8 @@ fn close_stdin_of_a_canonical_terminal_ends_the_input() {
 }
 
 #[test]
-fn close_stdin_of_a_raw_terminal_says_so() {
-    let mut child = sh(PTY, "stty raw -echo; echo raw; exec cat").spawn().expect("sh starts");
-    read_until(child.pty().expect("a terminal"), "raw");
+fn close_stdin_of_a_raw_terminal_reports_raw_mode() {
+    let mut child = on_terminal("stty raw -echo; echo raw; exec cat", "raw");
     assert_eq!(child.close_stdin().expect("the mode can be read"), CloseStdinOutcome::RawMode);
     assert_eq!(child.try_wait().expect("the child can be waited for"), None);
 }
@@ -135,11 +130,8 @@ fn terminal_ends_when_the_slave_is_released() {
 
 #[test]
 fn pty_spawn_can_preserve_inherited_fds() {
-    let (read, write) = rustix::pipe::pipe().expect("a pipe opens");
-    rustix::io::write(&write, b"declared\n").expect("the pipe has room");
-    drop(write);
     let mut spawn = sh(PTY, "head -n 1 <&5");
-    spawn.extra_fds = vec![(read, 5)];
+    spawn.extra_fds = vec![(pipe_with(b"declared\n"), 5)];
     assert_eq!(run(spawn).pty, "declared\r\n");
 }
 
@@ -147,8 +139,7 @@ fn pty_spawn_can_preserve_inherited_fds() {
 fn pty_preserving_inherited_fds_keeps_repl_running() {
     let (read, write) = rustix::pipe::pipe().expect("a pipe opens");
     rustix::fs::fcntl_setfl(&read, rustix::fs::OFlags::NONBLOCK).expect("the flag is set");
-    let mut spawn = spawn(PTY, &["/bin/sh", "-i"]);
-    spawn.env.push(c"PS1=ready> ".to_owned());
+    let mut spawn = interactive_shell();
     spawn.extra_fds = vec![(write, 5)];
     let child = spawn.spawn().expect("sh starts");
     let master = child.pty().expect("a terminal");

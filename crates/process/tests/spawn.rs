@@ -12,7 +12,7 @@ use std::{
     thread,
 };
 
-use common::{PIPE, PIPE_OPEN, PTY, c_string, finish, read_until, run, sh, spawn, write_all, write_script};
+use common::{PIPE, PIPE_OPEN, PTY, c_string, finish, pipe_with, read_until, run, sh, spawn, write_all, write_script};
 use exec_server_process::{IgnoredSignals, Spawn, SpawnError, SpawnStage, StdioMode};
 
 fn output(spawn: Spawn) -> String {
@@ -34,12 +34,9 @@ fn missing_cwd_is_a_typed_error() {
     for stdio in [PIPE, PTY] {
         let mut spawn = spawn(stdio, &["true"]);
         spawn.cwd = c"/no/such/directory".to_owned();
-        match spawn.spawn() {
-            Err(SpawnError::Cwd { path, source }) => {
-                assert_eq!((path.as_c_str(), source.raw_os_error()), (c"/no/such/directory", Some(libc::ENOENT)));
-            }
-            other => panic!("unexpected: {other:?}"),
-        }
+        let error = spawn.spawn().expect_err("the directory does not exist");
+        let SpawnError::Cwd { path, source } = error else { panic!("unexpected: {error:?}") };
+        assert_eq!((path.as_c_str(), source.raw_os_error()), (c"/no/such/directory", Some(libc::ENOENT)));
     }
 }
 
@@ -65,7 +62,7 @@ fn absent_path_means_the_default_path() {
 }
 
 #[test]
-fn path_of_the_child_decides() {
+fn the_path_of_the_child_decides() {
     let directory = tempfile::tempdir().expect("a directory is made");
     let path = directory.path().to_str().expect("the path is UTF-8");
     write_script(&directory.path().join("echo"), "#!/bin/sh\nprintf mine\n");
@@ -89,12 +86,9 @@ fn file_that_may_not_be_executed_is_named_over_an_absent_one() {
 #[test]
 fn exec_failure_is_typed_and_not_exit_127() {
     for stdio in [PIPE, PIPE_OPEN, PTY] {
-        match spawn(stdio, &["no-such-program"]).spawn() {
-            Err(SpawnError::Exec { program, source }) => {
-                assert_eq!((program.as_c_str(), source.raw_os_error()), (c"no-such-program", Some(libc::ENOENT)));
-            }
-            other => panic!("unexpected: {other:?}"),
-        }
+        let error = spawn(stdio, &["no-such-program"]).spawn().expect_err("the program does not exist");
+        let SpawnError::Exec { program, source } = error else { panic!("unexpected: {error:?}") };
+        assert_eq!((program.as_c_str(), source.raw_os_error()), (c"no-such-program", Some(libc::ENOENT)));
     }
     assert!(matches!(Spawn::new(Vec::new()).spawn(), Err(SpawnError::EmptyArgv)));
     assert!(matches!(Spawn::from_bytes(["a\0b"]), Err(SpawnError::NulByte { what: "argv" })));
@@ -105,7 +99,7 @@ fn refused_limit_is_a_setup_error() {
     let mut spawn = spawn(PIPE, &["true"]);
     spawn.nofile = Some((20, 10));
     let error = spawn.spawn().expect_err("the soft limit is above the hard one");
-    assert!(matches!(error, SpawnError::Setup { stage: exec_server_process::SpawnStage::Limits, .. }), "{error:?}");
+    assert!(matches!(error, SpawnError::Setup { stage: SpawnStage::Limits, .. }), "{error:?}");
 }
 
 #[test]
@@ -163,15 +157,11 @@ fn signal_mask_and_dispositions_are_reset() {
 }
 
 #[test]
-fn a_home_that_is_no_group_is_a_typed_error() {
+fn a_directory_that_is_not_a_control_group_is_a_typed_error() {
     let cgroup_dir = OwnedFd::from(fs::File::open("/").expect("the root opens"));
-    let spawned = Spawn { cgroup_dir: Some(cgroup_dir), ..spawn(PIPE, &["true"]) }.spawn();
-    match spawned {
-        Err(SpawnError::Setup { stage, source }) => {
-            assert_eq!((stage, source.raw_os_error()), (SpawnStage::Cgroup, Some(libc::ENOENT)));
-        }
-        other => panic!("unexpected: {other:?}"),
-    }
+    let error = Spawn { cgroup_dir: Some(cgroup_dir), ..spawn(PIPE, &["true"]) }.spawn().expect_err("it is no group");
+    let SpawnError::Setup { stage, source } = error else { panic!("unexpected: {error:?}") };
+    assert_eq!((stage, source.raw_os_error()), (SpawnStage::Cgroup, Some(libc::ENOENT)));
 }
 
 #[test]
@@ -188,13 +178,8 @@ fn umask_and_descriptor_limits_are_set_in_the_child_only() {
 
 #[test]
 fn declared_descriptors_may_swap_their_numbers() {
-    let make = |text: &[u8]| {
-        let (read, write) = rustix::pipe::pipe().expect("a pipe opens");
-        rustix::io::write(&write, text).expect("the pipe has room");
-        read
-    };
     // Each source has the target number of the other.
-    let (first, second) = (make(b"first\n"), make(b"second\n"));
+    let (first, second) = (pipe_with(b"first\n"), pipe_with(b"second\n"));
     let numbers = (first.as_raw_fd(), second.as_raw_fd());
     let mut spawn = spawn(PIPE, &["cat", &format!("/dev/fd/{}", numbers.0), &format!("/dev/fd/{}", numbers.1)]);
     spawn.extra_fds = vec![(first, numbers.1), (second, numbers.0)];

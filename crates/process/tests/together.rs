@@ -15,6 +15,16 @@ fn full_pipe() -> (OwnedFd, OwnedFd) {
     (read, write)
 }
 
+/// A child that reads the pipe, so that one that is held up continues.
+fn reader_of(pipe: OwnedFd) -> Spawn {
+    Spawn { extra_fds: vec![(pipe, 9)], ..sh(PIPE, "head -c 4096 <&9 >/dev/null; echo read") }
+}
+
+/// The output of each child.
+fn outputs(children: impl IntoIterator<Item = Result<Child, SpawnError>>) -> Vec<String> {
+    children.into_iter().map(|child| finish(child.expect("it was spawned")).stdout).collect()
+}
+
 /// A child that blocks before its exec until the pipe is read: the pipe takes the place of a cgroup file, into which
 /// the child writes itself.
 fn held_up(pipe: OwnedFd, script: &str) -> Spawn {
@@ -45,7 +55,7 @@ fn spawn_all(spawns: impl FnOnce() -> Vec<Spawn> + Send, pipe: &OwnedFd) -> Vec<
 }
 
 #[test]
-fn each_has_its_own_answer_in_its_own_place() {
+fn each_child_has_its_own_result_in_its_own_place() {
     for _ in 0..20 {
         let describe = |number: usize| match number % 7 {
             3 => spawn(PIPE, &["no-such-program"]),
@@ -73,21 +83,15 @@ fn each_has_its_own_answer_in_its_own_place() {
 }
 
 #[test]
-fn one_that_is_held_up_does_not_hold_up_the_next() {
+fn a_blocked_child_does_not_block_the_next() {
     let (read, write) = full_pipe();
     let ours = read.try_clone().expect("a descriptor is free");
-    let spawns = move || {
-        let mut reader = sh(PIPE, "head -c 4096 <&9 >/dev/null; echo read");
-        reader.extra_fds = vec![(read, 9)];
-        vec![held_up(write, "echo written"), reader]
-    };
-    let children = spawn_all(spawns, &ours);
-    let said: Vec<String> = children.into_iter().map(|child| finish(child.expect("both are born")).stdout).collect();
-    assert_eq!(said, ["written\n", "read\n"]);
+    let spawns = move || vec![held_up(write, "echo written"), reader_of(read)];
+    assert_eq!(outputs(spawn_all(spawns, &ours)), ["written\n", "read\n"]);
 }
 
 #[test]
-fn one_that_is_to_be_alone_holds_up_the_next() {
+fn a_child_that_must_be_alone_blocks_the_next() {
     let (read, write) = full_pipe();
     let (tell, thread) = mpsc::channel();
     let births = thread::spawn(move || {
@@ -108,13 +112,11 @@ fn one_that_is_to_be_alone_holds_up_the_next() {
     let most = (0..2000).map(|_| children().split_whitespace().count()).max();
     rustix::io::read(&read, &mut [0; 4096][..]).expect("the pipe is full");
     assert_eq!(most, Some(1));
-    let said = births.join().expect("births do not panic").into_iter();
-    let said: Vec<String> = said.map(|child| finish(child.expect("both are born")).stdout).collect();
-    assert_eq!(said, ["first\n", "second\n"]);
+    assert_eq!(outputs(births.join().expect("births do not panic")), ["first\n", "second\n"]);
 }
 
 #[test]
-fn one_that_is_killed_before_its_exec_is_a_child_that_was_killed() {
+fn a_child_killed_before_its_exec_is_reported_as_killed() {
     let (read, write) = full_pipe();
     let spawns = move || {
         let thread = rustix::thread::gettid().as_raw_nonzero();
@@ -134,17 +136,14 @@ fn one_that_is_killed_before_its_exec_is_a_child_that_was_killed() {
 }
 
 #[test]
-fn one_that_fails_late_says_so_and_the_others_are_born() {
+fn a_late_failure_is_reported_and_the_others_are_spawned() {
     let (read, write) = full_pipe();
     let ours = read.try_clone().expect("a descriptor is free");
     let spawns = move || {
         let fails = Spawn { cwd: c"/no/such/directory".to_owned(), ..held_up(write, "echo never") };
-        let mut reader = sh(PIPE, "head -c 4096 <&9 >/dev/null; echo read");
-        reader.extra_fds = vec![(read, 9)];
-        vec![fails, sh(PIPE, "echo second"), reader]
+        vec![fails, sh(PIPE, "echo second"), reader_of(read)]
     };
     let mut children = spawn_all(spawns, &ours).into_iter();
     assert!(matches!(children.next(), Some(Err(SpawnError::Cwd { .. }))));
-    let said: Vec<String> = children.map(|child| finish(child.expect("it is born")).stdout).collect();
-    assert_eq!(said, ["second\n", "read\n"]);
+    assert_eq!(outputs(children), ["second\n", "read\n"]);
 }

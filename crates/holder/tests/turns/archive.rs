@@ -39,6 +39,21 @@ fn run_one(rig: &mut HolderRig, meta: &[u8]) -> (u32, Vec<u8>) {
     (slot, bytes)
 }
 
+/// Makes the holder archive its session and leave.
+#[track_caller]
+fn archive(rig: &mut HolderRig) {
+    until_archived(rig);
+    rig.server.send(&ToHolder::Leave);
+    until_ended(rig);
+}
+
+/// Lets the time pass after which a holder archives its session, until it has done so.
+#[track_caller]
+fn until_archived(rig: &mut HolderRig) {
+    wait(rig);
+    rig.until_message(|message| *message == FromHolder::Archived);
+}
+
 fn detach(rig: &mut HolderRig) {
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
     rig.turn();
@@ -71,20 +86,19 @@ fn next(rig: HolderRig) -> HolderRig {
 }
 
 #[test]
-fn a_session_whose_processes_have_closed_is_left_to_its_files_and_taken_up_again() {
+fn a_session_whose_processes_have_closed_is_archived_and_restored() {
     let (mut rig, slot, bytes) = ended(limits());
     let (second, more) = run_one(&mut rig, b"second");
     detach(&mut rig);
     assert_eq!(rig.last.next_deadline_ns, Some(rig.now + AFTER_MS * MS));
-    wait(&mut rig);
-    rig.until_message(|message| *message == FromHolder::Archived);
-    let before = rig.server.control.as_ref().expect("welcomed").status(slot);
+    until_archived(&mut rig);
+    let before = rig.status(slot);
     rig.server.send(&ToHolder::Leave);
     until_ended(&mut rig);
 
     let dir = open_dir(&rig.dir);
     assert_eq!(LeaseClock::read(&dir).expect("readable"), Some(LeaseClock { ttl_ms: TTL_NONE, detached_ns: Some(0) }));
-    let entries = manifest::read(&dir).expect("readable").expect("a roll");
+    let entries = manifest::read(&dir).expect("readable").expect("a manifest");
     assert_eq!(entries.iter().map(|one| one.slot).collect::<Vec<_>>(), [slot, second]);
     for one in &entries {
         let recovered = log::recover(dir.as_fd(), one.slot).expect("readable");
@@ -94,42 +108,37 @@ fn a_session_whose_processes_have_closed_is_left_to_its_files_and_taken_up_again
     let mut rig = next(rig);
     rig.until_message(|message| *message == FromHolder::Ready);
     rig.until(|rig| rig.server.log(slot).closed.is_some() && rig.server.log(second).closed.is_some());
-    assert_eq!(rig.server.control.as_ref().expect("welcomed").status(slot), before);
+    assert_eq!(rig.status(slot), before);
     assert_eq!((&rig.server.log(slot).bytes, &rig.server.log(second).bytes), (&bytes, &more));
     assert_eq!((rig.server.log(slot).gap_bytes, rig.server.log(slot).exit.expect("an exit").code), (0, 3));
     let third = rig.start(spec());
-    assert!(![slot, second].contains(&third), "a slot whose files are there is not given out");
+    assert!(![slot, second].contains(&third), "a slot whose files exist is not reused");
     assert_eq!(rig.request(|req| ToHolder::Forget { req, slot }), CommandStatus::Ok);
     rig.holder.wait_for_disk();
     assert!(!rig.files().iter().any(|name| name.starts_with(&format!("{slot}-"))), "{:?}", rig.files());
 }
 
 #[test]
-fn without_a_server_the_holder_leaves_by_itself() {
+fn without_a_server_the_holder_exits_by_itself() {
     let (mut rig, slot, _) = ended(limits());
     rig.lose_server();
     rig.turn();
     wait(&mut rig);
     until_ended(&mut rig);
-    let entries = manifest::read(open_dir(&rig.dir)).expect("readable").expect("a roll");
+    let entries = manifest::read(open_dir(&rig.dir)).expect("readable").expect("a manifest");
     let recovered = log::recover(open_dir(&rig.dir).as_fd(), slot).expect("readable");
     assert!(recovered.is_whole(&entries[0].status));
 }
 
 #[test]
-fn a_log_that_was_taken_as_a_whole_stays_known() {
+fn a_log_that_was_taken_completely_stays_known() {
     let mut rig = HolderRig::build(TestSpawner::default(), limits());
     rig.server.send(&ToHolder::AllowArchive);
     let slot = rig.start(spec());
-    rig.driver().close_all();
-    rig.driver().exit(0);
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    rig.end_process(slot);
     rig.server.release(slot);
     detach(&mut rig);
-    wait(&mut rig);
-    rig.until_message(|message| *message == FromHolder::Archived);
-    rig.server.send(&ToHolder::Leave);
-    until_ended(&mut rig);
+    archive(&mut rig);
     let mut rig = next(rig);
     let known = rig.until_message(|message| matches!(message, FromHolder::Process(_)));
     assert!(matches!(known, FromHolder::Process(info) if info.slot == slot && !info.running));
@@ -163,20 +172,16 @@ fn an_attached_session_and_one_with_a_running_process_keep_their_holder() {
     wait(&mut rig);
     rig.turn();
     assert_eq!(rig.last.next_deadline_ns, None);
-    rig.driver().close_all();
-    rig.driver().exit(0);
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    rig.end_process(slot);
     rig.turn();
-    wait(&mut rig);
-    rig.until_message(|message| *message == FromHolder::Archived);
+    until_archived(&mut rig);
 }
 
 #[test]
 fn a_client_that_comes_back_before_the_holder_leaves_keeps_it() {
     let (mut rig, slot, _) = ended(limits());
     detach(&mut rig);
-    wait(&mut rig);
-    rig.until_message(|message| *message == FromHolder::Archived);
+    until_archived(&mut rig);
     rig.server.send(&ToHolder::Attach);
     rig.turn();
     rig.server.send(&ToHolder::Leave);
@@ -219,13 +224,10 @@ fn a_full_disk_keeps_the_holder_until_there_is_room() {
 }
 
 #[test]
-fn a_holder_that_never_got_its_session_does_not_take_it_up() {
+fn a_holder_that_was_replaced_at_once_does_not_change_its_session() {
     let (mut rig, ..) = ended(limits());
     detach(&mut rig);
-    wait(&mut rig);
-    rig.until_message(|message| *message == FromHolder::Archived);
-    rig.server.send(&ToHolder::Leave);
-    until_ended(&mut rig);
+    archive(&mut rig);
     let files = rig.files();
     let mut rig = next(rig);
     rig.until_message(|message| *message == FromHolder::Ready);

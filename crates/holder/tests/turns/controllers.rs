@@ -42,15 +42,17 @@ fn new_controller_learns_everything_and_the_old_one_is_closed() {
 }
 
 #[test]
-fn stale_epoch_is_refused_with_the_present_one_and_a_wrong_secret_with_nothing() {
+fn stale_epoch_is_refused_with_the_current_one_and_a_wrong_secret_without_an_answer() {
     let mut rig = HolderRig::scripted();
-    let dir = open_dir(&rig.dir);
-    let mut stale = TestServer::new(spawner::connect(dir.as_fd()).expect("the path socket"), open_dir(&rig.dir));
-    stale.hello(1);
-    let mut wrong = TestServer::new(spawner::connect(dir.as_fd()).expect("the path socket"), open_dir(&rig.dir));
-    wrong.send(&ToHolder::Hello { version: control::VERSION, secret: [8; 32], epoch: 9 });
-    let mut newer = TestServer::new(spawner::connect(dir.as_fd()).expect("the path socket"), open_dir(&rig.dir));
-    newer.send(&ToHolder::Hello { version: control::VERSION + 1, secret: SECRET, epoch: 9 });
+    let connect = |secret, version, epoch| {
+        let socket = spawner::connect(open_dir(&rig.dir).as_fd()).expect("the path socket");
+        let mut server = TestServer::new(socket, open_dir(&rig.dir));
+        server.send(&ToHolder::Hello { version, secret, epoch });
+        server
+    };
+    let mut stale = connect(SECRET, control::VERSION, 1);
+    let mut wrong = connect([8; 32], control::VERSION, 9);
+    let mut newer = connect(SECRET, control::VERSION + 1, 9);
     rig.until(|_| {
         for server in [&mut stale, &mut wrong, &mut newer] {
             server.absorb();
@@ -66,17 +68,16 @@ fn stale_epoch_is_refused_with_the_present_one_and_a_wrong_secret_with_nothing()
 }
 
 #[test]
-fn one_whose_secret_is_not_there_does_not_take_the_door() {
+fn holder_with_the_wrong_secret_does_not_take_the_socket() {
     let mut rig = HolderRig::scripted();
     let late = HolderConfig { secret: [8; 32], ..config(open_dir(&rig.dir)) };
     assert!(Holder::new(late, pair().1, TestSpawner::default(), 0).is_err(), "the session has another");
     assert_eq!(rig.files(), ["sock"]);
-    drop(rig.adopt(2));
-    rig.until_message(|message| matches!(message, FromHolder::Ready));
+    rig.adopt_until_ready(2);
 }
 
 #[test]
-fn socket_is_listened_to_before_it_is_there() {
+fn socket_listens_before_it_has_its_name() {
     let dir = tempfile::tempdir().expect("a directory");
     std::fs::write(dir.path().join(spawner::SECRET_NAME), SECRET).expect("the secret, as a server writes it");
     let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).expect("inotify");
@@ -105,8 +106,7 @@ fn silent_connections_are_dropped_and_do_not_lock_others_out() {
             TestServer::new(spawner::connect(dir.as_fd()).expect("the path socket"), open_dir(&rig.dir))
         })
         .collect();
-    drop(rig.adopt(2));
-    rig.until_message(|message| matches!(message, FromHolder::Ready));
+    rig.adopt_until_ready(2);
     rig.now += 31_000_000_000;
     rig.until(|_| {
         silent.iter_mut().for_each(TestServer::absorb);
@@ -115,7 +115,7 @@ fn silent_connections_are_dropped_and_do_not_lock_others_out() {
 }
 
 #[test]
-fn nonsense_costs_the_connection_and_nothing_else() {
+fn malformed_messages_end_only_their_connection() {
     let corpus: [&[u8]; 8] = [
         &[0],
         &[1],
@@ -131,14 +131,12 @@ fn nonsense_costs_the_connection_and_nothing_else() {
     for (epoch, message) in (2..).zip(corpus) {
         control::send_raw(&rig.server.socket, message, &[]).expect("room");
         rig.until(|rig| rig.server.is_lost);
-        drop(rig.adopt(epoch));
-        rig.until_message(|message| matches!(message, FromHolder::Ready));
+        rig.adopt_until_ready(epoch);
     }
     // A second `Hello` is not allowed on the controller's connection.
     rig.server.hello(99);
     rig.until(|rig| rig.server.is_lost);
-    drop(rig.adopt(100));
-    rig.until_message(|message| matches!(message, FromHolder::Ready));
+    rig.adopt_until_ready(100);
     rig.driver().write_stdout(b"alive").expect("room");
     rig.until(|rig| rig.server.logs.get(&slot).is_some_and(|log| log.bytes == b"alive"));
 }
@@ -149,32 +147,21 @@ fn controller_that_does_not_read_stops_the_children_and_loses_nothing() {
     let slot = rig.start(StartSpec { cap_bytes: 1 << 40, ..spec() });
     let driver = rig.driver();
     // Requests whose answers are not read fill the socket and then the queue.
-    for req in 0..100_000_u32 {
-        if control::send(&rig.server.socket, &ToHolder::Forget { req, slot: 9 }, &[]).is_err() {
-            rig.holder.turn(0);
-            if control::send(&rig.server.socket, &ToHolder::Forget { req, slot: 9 }, &[]).is_err() {
-                break;
-            }
-        }
-    }
+    rig.flood_with_requests();
     for _ in 0..1000 {
         rig.holder.turn(0);
     }
     let data = pattern(1000);
     driver.write_stdout(&data).expect("room");
     rig.holder.turn(0);
-    assert_eq!(rig.server.control.as_ref().expect("mapped").status(slot).written, 0);
+    assert_eq!(rig.status(slot).written, 0);
     // An idle holder must not spin: its epoll fd may report only events that the holder would handle.
-    let polled = rustix::event::poll(
-        &mut [rustix::event::PollFd::new(&rig.holder.as_fd(), rustix::event::PollFlags::IN)],
-        Some(&rustix::event::Timespec::default()),
-    );
-    assert_eq!(polled, Ok(0));
+    assert!(rig.is_idle());
     rig.until(|rig| rig.server.log(slot).bytes == data);
 }
 
 #[test]
-fn adoption_of_more_than_the_socket_holds_arrives_whole() {
+fn adoption_of_more_than_the_socket_holds_is_complete() {
     let mut rig = HolderRig::scripted();
     for n in 0..300_u32 {
         assert_eq!(rig.start(StartSpec { meta: n.to_le_bytes().to_vec(), ..spec() }), n);
@@ -251,6 +238,5 @@ fn controller_that_stops_reading_during_its_adoption_is_given_up() {
     rig.holder.turn(rig.now);
     rig.until(|rig| rig.server.is_lost);
     assert!(!rig.server.inbox.contains(&FromHolder::Ready));
-    drop(rig.adopt(3));
-    rig.until_message(|message| matches!(message, FromHolder::Ready));
+    rig.adopt_until_ready(3);
 }

@@ -3,11 +3,10 @@
 use std::mem::MaybeUninit;
 
 use exec_server_holder::HolderLimits;
-use exec_server_holder::control::{self, CommandStatus, FromHolder, OverflowPolicy, StartSpec, TTL_NONE, ToHolder};
+use exec_server_holder::control::{CommandStatus, FromHolder, OverflowPolicy, StartSpec, TTL_NONE, ToHolder};
 use exec_server_holder::manifest::{self, MANIFEST_NAME};
 use exec_server_log::BlockReason;
 use exec_server_process::ScriptDriver;
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::inotify;
 
 use crate::support::{HolderRig, MIB, TestSpawner, pattern, spec};
@@ -35,7 +34,29 @@ fn feed(driver: &ScriptDriver, data: &[u8], at: &mut usize) {
 }
 
 fn blocked(rig: &HolderRig, slot: u32) -> BlockReason {
-    rig.server.control.as_ref().expect("mapped").status(slot).blocked
+    rig.status(slot).blocked
+}
+
+/// A process whose log blocks for this reason. Returns its data and how much of it is written.
+#[track_caller]
+fn blocked_process(mut rig: HolderRig, len: usize, why: BlockReason) -> (HolderRig, u32, Vec<u8>, usize) {
+    let slot = rig.start(small(OverflowPolicy::Block));
+    if why != BlockReason::MemoryCap {
+        rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
+    }
+    let (data, mut at) = (pattern(len), 0);
+    feed_until_blocked(&mut rig, slot, &data, &mut at, why);
+    (rig, slot, data, at)
+}
+
+/// Writes the rest of the data until the reader has all of it.
+#[track_caller]
+fn feed_to_end(rig: &mut HolderRig, slot: u32, data: &[u8], mut at: usize) {
+    let driver = rig.driver();
+    rig.until(|rig| {
+        feed(&driver, data, &mut at);
+        rig.server.log(slot).bytes.len() == data.len()
+    });
 }
 
 /// Writes until the holder reports that it no longer reads.
@@ -49,11 +70,8 @@ fn feed_until_blocked(rig: &mut HolderRig, slot: u32, data: &[u8], at: &mut usiz
 }
 
 #[test]
-fn attached_and_full_blocks_the_child_until_something_is_taken() {
-    let mut rig = limited(1 << 30);
-    let slot = rig.start(small(OverflowPolicy::Block));
-    let (data, mut at) = (pattern(12 << 20), 0);
-    feed_until_blocked(&mut rig, slot, &data, &mut at, BlockReason::MemoryCap);
+fn full_log_of_an_attached_session_blocks_the_child_until_output_is_taken() {
+    let (mut rig, slot, data, mut at) = blocked_process(limited(1 << 30), 12 << 20, BlockReason::MemoryCap);
     let retained = rig.server.log(slot).bytes.len();
     assert!(retained as u64 <= CAP && retained as u64 > CAP - MIB, "{retained}");
     let driver = rig.driver();
@@ -83,18 +101,8 @@ enum FullReason {
 fn on_a_full_log(full: FullReason) -> (HolderRig, u32, Vec<u8>, usize) {
     let (mut rig, slot, data, mut at) = match full {
         FullReason::Disk => on_a_full_disk(),
-        FullReason::Memory | FullReason::Quota => {
-            let mut rig = limited(if matches!(full, FullReason::Quota) { 3 * MIB } else { 1 << 30 });
-            let slot = rig.start(small(OverflowPolicy::Block));
-            let (data, mut at) = (pattern(12 << 20), 0);
-            if matches!(full, FullReason::Quota) {
-                rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
-                feed_until_blocked(&mut rig, slot, &data, &mut at, BlockReason::Quota);
-            } else {
-                feed_until_blocked(&mut rig, slot, &data, &mut at, BlockReason::MemoryCap);
-            }
-            (rig, slot, data, at)
-        }
+        FullReason::Memory => blocked_process(limited(1 << 30), 12 << 20, BlockReason::MemoryCap),
+        FullReason::Quota => blocked_process(limited(3 * MIB), 12 << 20, BlockReason::Quota),
     };
     feed(&rig.driver(), &data, &mut at);
     for _ in 0..10 {
@@ -106,7 +114,7 @@ fn on_a_full_log(full: FullReason) -> (HolderRig, u32, Vec<u8>, usize) {
 }
 
 #[test]
-fn exit_of_a_blocked_child_is_told_with_its_tail_whatever_is_full() {
+fn exit_of_a_blocked_child_is_reported_with_its_tail_whatever_is_full() {
     for full in [FullReason::Memory, FullReason::Quota, FullReason::Disk] {
         let (mut rig, slot, data, at) = on_a_full_log(full);
         let driver = rig.driver();
@@ -123,7 +131,7 @@ fn exit_of_a_blocked_child_is_told_with_its_tail_whatever_is_full() {
 }
 
 #[test]
-fn exit_is_told_while_others_hold_a_full_log_and_the_close_when_they_are_gone() {
+fn exit_is_reported_while_others_hold_a_full_log_and_the_close_when_they_are_gone() {
     for full in [FullReason::Memory, FullReason::Quota, FullReason::Disk] {
         let (mut rig, slot, data, mut at) = on_a_full_log(full);
         let driver = rig.driver();
@@ -148,33 +156,30 @@ fn exit_is_told_while_others_hold_a_full_log_and_the_close_when_they_are_gone() 
 
 /// The last event in the log, which this reader has read.
 fn read_to(rig: &HolderRig, slot: u32) -> u64 {
-    rig.server.control.as_ref().expect("mapped").status(slot).next_seq - 1
+    rig.status(slot).next_seq - 1
 }
 
 #[test]
-fn readers_that_follow_free_what_they_have_taken_and_nothing_more() {
+fn following_readers_free_what_they_have_taken_and_nothing_more() {
     for full in [FullReason::Quota, FullReason::Disk] {
         let (mut rig, slot, data, mut at) = on_a_full_log(full);
         let driver = rig.driver();
         // The readers have taken only the first event of the oldest segment, so the segment stays.
         rig.server.send(&ToHolder::Followed { slot, seq: 1 });
         rig.turn();
-        assert_eq!(rig.server.control.as_ref().expect("mapped").status(slot).dropped, 0, "{full:?}");
+        assert_eq!(rig.status(slot).dropped, 0, "{full:?}");
         rig.until(|rig| {
             let seq = read_to(rig, slot);
             rig.server.send(&ToHolder::Followed { slot, seq });
             feed(&driver, &data, &mut at);
             at == data.len() && rig.server.log(slot).bytes.len() == at
         });
-        let status = rig.server.control.as_ref().expect("mapped").status(slot);
+        let status = rig.status(slot);
         assert!(status.dropped > 0 && status.released_seq == 0, "counted, and not taken by the owner: {status:?}");
         // The follower has missed nothing. A reader that starts later misses everything that was dropped.
         assert!(rig.server.log(slot).bytes == data && rig.server.log(slot).gap_bytes == 0, "{full:?}");
-        driver.exit(0);
-        driver.close_all();
-        rig.until(|rig| rig.server.log(slot).closed.is_some());
-        drop(rig.adopt(2));
-        rig.until_message(|message| matches!(message, FromHolder::Ready));
+        rig.end_process(slot);
+        rig.adopt_until_ready(2);
         rig.server.absorb();
         let late = rig.server.log(slot);
         assert_eq!((late.gap_bytes, late.closed), (status.dropped, Some((at as u64, status.dropped))), "{full:?}");
@@ -185,7 +190,7 @@ fn readers_that_follow_free_what_they_have_taken_and_nothing_more() {
 #[test]
 fn followed_log_is_kept_for_an_attached_client_and_when_the_server_is_lost() {
     let (mut rig, slot, ..) = on_a_full_log(FullReason::Quota);
-    let dropped = |rig: &HolderRig| rig.server.control.as_ref().expect("mapped").status(slot).dropped;
+    let dropped = |rig: &HolderRig| rig.status(slot).dropped;
     rig.server.send(&ToHolder::Attach);
     rig.until(|rig| blocked(rig, slot) == BlockReason::MemoryCap);
     let seq = read_to(&rig, slot);
@@ -197,8 +202,7 @@ fn followed_log_is_kept_for_an_attached_client_and_when_the_server_is_lost() {
     // Followers are lost with the server, and reconnect through the next one.
     rig.lose_server();
     rig.last = rig.holder.turn(0);
-    drop(rig.adopt(2));
-    rig.until_message(|message| matches!(message, FromHolder::Ready));
+    rig.adopt_until_ready(2);
     rig.until(|rig| blocked(rig, slot) == BlockReason::Quota);
     assert_eq!(dropped(&rig), 0);
     rig.server.send(&ToHolder::Followed { slot, seq });
@@ -206,7 +210,7 @@ fn followed_log_is_kept_for_an_attached_client_and_when_the_server_is_lost() {
 }
 
 #[test]
-fn paused_stream_that_ends_is_read_to_its_end_and_wakes_nobody_after_that() {
+fn paused_stream_that_ends_is_read_to_its_end_and_causes_no_wake_up_afterwards() {
     let (mut rig, slot, data, at) = on_a_full_log(FullReason::Quota);
     let driver = rig.driver();
     // The child continues without its streams.
@@ -214,16 +218,13 @@ fn paused_stream_that_ends_is_read_to_its_end_and_wakes_nobody_after_that() {
     rig.until(|rig| rig.server.log(slot).bytes.len() == at);
     assert!(rig.server.log(slot).bytes == data[..at]);
     assert!(rig.server.log(slot).exit.is_none());
-    let idle = rig.holder.as_fd();
-    let mut polled = [PollFd::new(&idle, PollFlags::IN)];
-    rustix::event::poll(&mut polled, Some(&Timespec::default())).expect("polled");
-    assert_eq!(polled[0].revents(), PollFlags::empty(), "nothing is left to do");
+    assert!(rig.is_idle(), "nothing is left to do");
     driver.exit(0);
     rig.until(|rig| rig.server.log(slot).closed.is_some());
 }
 
 #[test]
-fn detached_and_full_goes_to_disk_and_comes_back_whole() {
+fn full_log_of_a_detached_session_is_spilled_and_read_back_completely() {
     let mut rig = limited(1 << 30);
     let slot = rig.start(small(OverflowPolicy::Block));
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
@@ -232,16 +233,13 @@ fn detached_and_full_goes_to_disk_and_comes_back_whole() {
         feed(&driver, &data, &mut at);
         at == data.len()
     });
-    driver.exit(0);
-    driver.close_all();
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    rig.end_process(slot);
     assert!(rig.server.log(slot).bytes == data);
     let spilled = rig.files().iter().filter(|name| name.ends_with(".seg")).count();
     assert!(spilled >= 9, "{:?}", rig.files());
 
     // A second reader gets everything from the files.
-    drop(rig.adopt(2));
-    rig.until_message(|message| matches!(message, FromHolder::Ready));
+    rig.adopt_until_ready(2);
     rig.server.absorb();
     assert!(rig.server.log(slot).bytes == data);
     rig.server.release(slot);
@@ -250,11 +248,7 @@ fn detached_and_full_goes_to_disk_and_comes_back_whole() {
 
 #[test]
 fn quota_blocks_and_attaching_keeps_to_the_memory_rule() {
-    let mut rig = limited(3 * MIB);
-    let slot = rig.start(small(OverflowPolicy::Block));
-    rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
-    let (data, mut at) = (pattern(12 << 20), 0);
-    feed_until_blocked(&mut rig, slot, &data, &mut at, BlockReason::Quota);
+    let (mut rig, slot, data, mut at) = blocked_process(limited(3 * MIB), 12 << 20, BlockReason::Quota);
     assert_eq!(rig.files().iter().filter(|name| name.ends_with(".seg")).count(), 3);
     rig.server.send(&ToHolder::Attach);
     rig.until(|rig| blocked(rig, slot) == BlockReason::MemoryCap);
@@ -270,31 +264,17 @@ fn quota_blocks_and_attaching_keeps_to_the_memory_rule() {
 
 #[test]
 fn blocked_child_is_read_again_when_its_client_leaves() {
-    let mut rig = limited(1 << 30);
-    let slot = rig.start(small(OverflowPolicy::Block));
-    let (data, mut at) = (pattern(6 << 20), 0);
-    feed_until_blocked(&mut rig, slot, &data, &mut at, BlockReason::MemoryCap);
+    let (mut rig, slot, data, at) = blocked_process(limited(1 << 30), 6 << 20, BlockReason::MemoryCap);
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
-    let driver = rig.driver();
-    rig.until(|rig| {
-        feed(&driver, &data, &mut at);
-        rig.server.log(slot).bytes.len() == data.len()
-    });
+    feed_to_end(&mut rig, slot, &data, at);
     assert!(rig.server.log(slot).bytes == data);
 }
 
 #[test]
-fn raised_cap_lets_a_blocked_child_go_on() {
-    let mut rig = limited(1 << 30);
-    let slot = rig.start(small(OverflowPolicy::Block));
-    let (data, mut at) = (pattern(4 << 20), 0);
-    feed_until_blocked(&mut rig, slot, &data, &mut at, BlockReason::MemoryCap);
+fn raised_cap_lets_a_blocked_child_continue() {
+    let (mut rig, slot, data, at) = blocked_process(limited(1 << 30), 4 << 20, BlockReason::MemoryCap);
     rig.server.send(&ToHolder::Cap { slot, bytes: 16 * MIB });
-    let driver = rig.driver();
-    rig.until(|rig| {
-        feed(&driver, &data, &mut at);
-        rig.server.log(slot).bytes.len() == data.len()
-    });
+    feed_to_end(&mut rig, slot, &data, at);
     assert_eq!(blocked(&rig, slot), BlockReason::No);
 }
 
@@ -306,8 +286,7 @@ fn drop_oldest_never_blocks_and_counts_what_it_dropped() {
         if !is_attached {
             rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
         }
-        drop(rig.adopt(2));
-        rig.until_message(|message| matches!(message, FromHolder::Ready));
+        rig.adopt_until_ready(2);
         if is_attached {
             rig.server.send(&ToHolder::Attach);
         }
@@ -341,16 +320,11 @@ fn on_a_full_disk() -> (HolderRig, u32, Vec<u8>, usize) {
         ttl_ms: TTL_NONE,
         ..HolderLimits::default()
     };
-    let mut rig = HolderRig::build(TestSpawner::default(), limits);
-    let slot = rig.start(small(OverflowPolicy::Block));
-    rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
-    let (data, mut at) = (pattern(12 << 20), 0);
-    feed_until_blocked(&mut rig, slot, &data, &mut at, BlockReason::DiskFull);
-    (rig, slot, data, at)
+    blocked_process(HolderRig::build(TestSpawner::default(), limits), 12 << 20, BlockReason::DiskFull)
 }
 
 #[test]
-fn full_disk_blocks_says_so_and_is_tried_again() {
+fn full_disk_blocks_is_reported_and_is_tried_again() {
     let (mut rig, slot, data, mut at) = on_a_full_disk();
     assert_eq!(rig.last.next_deadline_ns, Some(1_000_000_000));
     // The retry fails too, and the next one is scheduled. Nothing is lost.
@@ -368,17 +342,10 @@ fn full_disk_blocks_says_so_and_is_tried_again() {
 }
 
 #[test]
-fn disk_that_rests_wakes_nobody_while_nothing_may_be_done() {
+fn failing_disk_causes_no_wake_up_while_nothing_can_be_done() {
     let (mut rig, ..) = on_a_full_disk();
     // Send requests without reading the answers, until the holder stops reading.
-    for req in 0..100_000 {
-        if control::send(&rig.server.socket, &ToHolder::Forget { req, slot: 9 }, &[]).is_err() {
-            rig.holder.turn(0);
-            if control::send(&rig.server.socket, &ToHolder::Forget { req, slot: 9 }, &[]).is_err() {
-                break;
-            }
-        }
-    }
+    rig.flood_with_requests();
     rig.now = 1_000_000_000;
     let turn = rig.holder.turn(rig.now);
     assert!(turn.next_deadline_ns.is_none_or(|at| at > rig.now), "{turn:?}");
@@ -395,16 +362,14 @@ fn spill_one(rig: &mut HolderRig) -> u32 {
         feed(&driver, &data, &mut at);
         at == data.len()
     });
-    driver.exit(0);
-    driver.close_all();
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    rig.end_process(slot);
     rig.holder.wait_for_disk();
     rig.turn();
     slot
 }
 
 #[test]
-fn slot_is_given_to_another_process_when_its_files_are_gone_and_so_named() {
+fn slot_is_reused_once_its_files_are_gone_and_the_manifest_says_so() {
     let mut rig = limited(1 << 30);
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
     let (first, second) = (spill_one(&mut rig), spill_one(&mut rig));
@@ -435,11 +400,11 @@ fn slot_is_given_to_another_process_when_its_files_are_gone_and_so_named() {
 }
 
 #[test]
-fn roll_goes_with_the_last_file_and_comes_back_with_the_next() {
+fn manifest_is_removed_with_the_last_file_and_comes_back_with_the_next() {
     let mut rig = limited(1 << 30);
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
     let entries = |rig: &HolderRig| {
-        let text = std::fs::read_to_string(rig.dir.path().join(MANIFEST_NAME)).expect("a roll");
+        let text = std::fs::read_to_string(rig.dir.path().join(MANIFEST_NAME)).expect("a manifest");
         manifest::decode(&text).expect("a whole one").iter().map(|process| process.slot).collect::<Vec<_>>()
     };
     let first = spill_one(&mut rig);

@@ -22,7 +22,7 @@ fn output_exit_and_close_arrive_in_order() {
     let log = rig.server.log(slot);
     assert_eq!(log.order, ["output", "exited", "output", "closed"]);
     assert_eq!((log.exit.expect("exited").code, log.closed), (3, Some((10, 0))));
-    assert_eq!(rig.server.control.as_ref().expect("mapped").status(slot).closed_seq, Some(5));
+    assert_eq!(rig.status(slot).closed_seq, Some(5));
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn real_child_delivers_both_streams_its_code_and_usage() {
 }
 
 #[test]
-fn starts_that_come_together_are_answered_in_order_and_before_what_follows_them() {
+fn consecutive_starts_are_answered_in_order_and_before_later_commands() {
     let mut rig = HolderRig::real();
     let mut asked = Vec::new();
     for number in 0..20_u32 {
@@ -72,10 +72,8 @@ fn starts_that_come_together_are_answered_in_order_and_before_what_follows_them(
         rig.until(|rig| rig.server.log(slot).closed.is_some());
         let said = &rig.server.log(slot).bytes;
         // The second process may be killed before it writes anything.
-        assert!(
-            *said == format!("{number}\n").as_bytes() || (number == 1 && said.is_empty()),
-            "start {number}: {said:?}"
-        );
+        let is_whole = *said == format!("{number}\n").as_bytes();
+        assert!(is_whole || (number == 1 && said.is_empty()), "start {number}: {said:?}");
     }
 }
 
@@ -166,7 +164,7 @@ fn output_pushes_the_idle_timeout_ahead() {
 }
 
 #[test]
-fn grace_asks_first_and_kills_when_it_is_over() {
+fn terminate_sends_sigterm_first_and_kills_when_the_grace_is_over() {
     let mut rig = HolderRig::scripted();
     let slot = rig.start(spec());
     let driver = rig.driver();
@@ -208,7 +206,7 @@ fn orderly_exit_after_our_sigterm_counts_as_terminated() {
 }
 
 #[test]
-fn terminate_reaches_those_who_hold_the_streams_of_a_dead_leader() {
+fn terminate_reaches_descendants_that_hold_the_streams_of_a_dead_leader() {
     let mut rig = HolderRig::real();
     let slot = rig.start(shell("sleep 1000 & echo started"));
     rig.until(|rig| rig.server.log(slot).exit.is_some());
@@ -260,17 +258,15 @@ fn forgotten_process_frees_its_slot_and_a_running_one_is_not_forgotten() {
     let driver = rig.driver();
     let data = pattern(20_000);
     driver.write_stdout(&data).expect("room");
-    driver.exit(0);
-    driver.close_all();
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    rig.end_process(slot);
     assert_eq!(rig.server.log(slot).bytes, data);
     assert_eq!(rig.request(|req| ToHolder::Forget { req, slot }), CommandStatus::Ok);
     assert_eq!(rig.start(StartSpec { cap_bytes: MIB, ..spec() }), slot);
-    assert_eq!(rig.server.control.as_ref().expect("mapped").status(slot).next_seq, 1);
+    assert_eq!(rig.status(slot).next_seq, 1);
 }
 
 #[test]
-fn nothing_is_announced_behind_the_last_event() {
+fn nothing_is_announced_after_the_last_event() {
     let mut rig = HolderRig::scripted();
     let slot = rig.start(spec());
     let driver = rig.driver();

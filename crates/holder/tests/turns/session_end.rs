@@ -22,10 +22,9 @@ fn end_kills_all_answers_and_leaves_nothing() {
     for _ in 0..3 {
         let req = rig.server.req();
         rig.server.send(&ToHolder::Start { req, spec: shell("sleep 1000 & sleep 1000") });
-        match rig.until_message(|message| matches!(message, FromHolder::Started { .. })) {
-            FromHolder::Started { pid, .. } => pids.push(pid),
-            _ => unreachable!("only `Started` fits"),
-        }
+        let started = rig.until_message(|message| matches!(message, FromHolder::Started { .. }));
+        let FromHolder::Started { pid, .. } = started else { unreachable!("only `Started` fits") };
+        pids.push(pid);
     }
     let req = rig.server.req();
     rig.server.send(&ToHolder::End { req });
@@ -45,8 +44,7 @@ fn expiry_kills_all_and_leaves_a_tombstone() {
     rig.server.send(&ToHolder::Detach { ttl_ms: 50 });
     rig.turn();
     assert_eq!(rig.last.next_deadline_ns, Some(50 * MS));
-    rig.now = 49 * MS;
-    rig.turn();
+    rig.turn_at(49 * MS);
     assert!(!rig.last.ended && driver.signals().is_empty());
     rig.now = 50 * MS;
     until_ended(&mut rig);
@@ -60,30 +58,26 @@ fn expiry_kills_all_and_leaves_a_tombstone() {
 }
 
 #[test]
-fn clock_stands_still_while_attached_and_runs_when_the_controller_is_lost() {
+fn lease_clock_stops_while_attached_and_runs_when_the_controller_is_lost() {
     let mut rig = HolderRig::scripted();
     rig.server.send(&ToHolder::SetTtl { ttl_ms: 100 });
-    rig.now = 5000 * MS;
-    rig.turn();
+    rig.turn_at(5000 * MS);
     assert!(!rig.last.ended && rig.last.next_deadline_ns.is_none());
     rig.lose_server();
     rig.turn();
     assert_eq!(rig.last.next_deadline_ns, Some(5100 * MS));
-    rig.now = 5099 * MS;
-    rig.turn();
+    rig.turn_at(5099 * MS);
     assert!(!rig.last.ended);
-    rig.now = 5100 * MS;
-    rig.turn();
+    rig.turn_at(5100 * MS);
     assert!(rig.last.ended);
 }
 
 #[test]
-fn an_orphan_ends_after_its_own_time_unless_another_server_comes() {
+fn orphan_ends_after_its_own_time_unless_another_server_adopts_it() {
     let mut rig = HolderRig::scripted();
     rig.server.send(&ToHolder::SetTtl { ttl_ms: TTL_NONE });
     rig.server.send(&ToHolder::SetOrphanTtl { ttl_ms: 100 });
-    rig.now = 5000 * MS;
-    rig.turn();
+    rig.turn_at(5000 * MS);
     assert!(!rig.last.ended && rig.last.next_deadline_ns.is_none(), "its server is there");
     rig.lose_server();
     rig.turn();
@@ -91,8 +85,7 @@ fn an_orphan_ends_after_its_own_time_unless_another_server_comes() {
     // The next server does not set the limit, and the limit of the first server no longer applies.
     drop(rig.adopt(2));
     rig.turn();
-    rig.now = 6000 * MS;
-    rig.turn();
+    rig.turn_at(6000 * MS);
     rig.lose_server();
     rig.turn();
     assert!(!rig.last.ended && rig.last.next_deadline_ns.is_none());
@@ -102,8 +95,7 @@ fn an_orphan_ends_after_its_own_time_unless_another_server_comes() {
     rig.turn();
     rig.lose_server();
     rig.turn();
-    rig.now = 6099 * MS;
-    rig.turn();
+    rig.turn_at(6099 * MS);
     assert!(!rig.last.ended);
     rig.now = 6100 * MS;
     until_ended(&mut rig);
@@ -111,7 +103,7 @@ fn an_orphan_ends_after_its_own_time_unless_another_server_comes() {
 }
 
 #[test]
-fn one_that_nobody_can_find_any_more_ends_with_its_link() {
+fn holder_whose_secret_file_is_gone_ends_with_its_link() {
     let mut rig = HolderRig::scripted();
     std::fs::remove_file(rig.dir.path().join(SECRET_NAME)).expect("the secret was there");
     rig.turn();
@@ -122,16 +114,13 @@ fn one_that_nobody_can_find_any_more_ends_with_its_link() {
 }
 
 #[test]
-fn one_that_nobody_can_find_leaves_the_group_to_the_holder_after_it() {
+fn holder_whose_secret_was_replaced_leaves_its_control_group_to_the_next_holder() {
     // A plain directory in place of a control group: writes to the kernel end up in plain files.
     let group = tempfile::tempdir().expect("a directory");
     let build = || {
         let group = SessionCgroup::decode(format!("u {}\n", group.path().display()).as_bytes());
-        HolderRig::confined(
-            TestSpawner::default(),
-            HolderLimits::default(),
-            ChildRestrictions { group, ..ChildRestrictions::default() },
-        )
+        let confine = ChildRestrictions { group, ..ChildRestrictions::default() };
+        HolderRig::confined(TestSpawner::default(), HolderLimits::default(), confine)
     };
     let was_killed = || group.path().join("cgroup.kill").exists();
     let mut rig = build();
@@ -146,7 +135,7 @@ fn one_that_nobody_can_find_leaves_the_group_to_the_holder_after_it() {
 }
 
 #[test]
-fn clock_of_one_that_nobody_can_find_does_not_end_the_session() {
+fn clock_of_a_holder_whose_secret_was_replaced_does_not_end_the_session() {
     let mut rig = HolderRig::scripted();
     rig.server.send(&ToHolder::Detach { ttl_ms: 50 });
     rig.turn();
@@ -157,7 +146,7 @@ fn clock_of_one_that_nobody_can_find_does_not_end_the_session() {
 }
 
 #[test]
-fn one_with_a_process_lives_on_without_its_secret() {
+fn holder_with_a_process_continues_without_its_secret() {
     let mut rig = HolderRig::scripted();
     rig.start(spec());
     std::fs::remove_file(rig.dir.path().join(SECRET_NAME)).expect("the secret was there");
@@ -167,7 +156,7 @@ fn one_with_a_process_lives_on_without_its_secret() {
 }
 
 #[test]
-fn last_words_of_a_server_that_read_nothing_are_heard() {
+fn last_commands_of_a_server_that_read_nothing_are_executed() {
     let mut rig = HolderRig::scripted();
     // The answers to these requests exceed the socket and the holder's queue, so the holder stops reading.
     for req in 0..500 {
@@ -185,13 +174,12 @@ fn last_words_of_a_server_that_read_nothing_are_heard() {
 fn session_without_a_time_to_live_never_expires() {
     let mut rig = HolderRig::scripted();
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
-    rig.now = u64::MAX / 2;
-    rig.turn();
+    rig.turn_at(u64::MAX / 2);
     assert!(!rig.last.ended && rig.last.next_deadline_ns.is_none());
 }
 
 #[test]
-fn clock_stands_still_while_others_use_the_session_and_starts_anew_behind_it() {
+fn lease_clock_stops_while_others_use_the_session_and_starts_again_afterwards() {
     let mut rig = HolderRig::scripted();
     rig.start(spec());
     rig.server.send(&ToHolder::Detach { ttl_ms: 100 });
@@ -203,8 +191,7 @@ fn clock_stands_still_while_others_use_the_session_and_starts_anew_behind_it() {
     rig.now = 180 * MS;
     rig.server.send(&ToHolder::Used { is_going_on: true });
     rig.turn();
-    rig.now = 5000 * MS;
-    rig.turn();
+    rig.turn_at(5000 * MS);
     assert!(!rig.last.ended && rig.last.next_deadline_ns.is_none(), "{:?}", rig.last);
     rig.server.send(&ToHolder::Used { is_going_on: false });
     rig.turn();

@@ -1,8 +1,6 @@
 //! Writes to stdin: order, exactly-once delivery and close.
 
-use std::sync::{Arc, Mutex};
-
-use exec_server_holder::control::{CommandStatus, StartSpec, ToHolder, WriteStatus};
+use exec_server_holder::control::{CommandStatus, FromHolder, StartSpec, ToHolder, WriteStatus};
 use exec_server_process::{ScriptDriver, TerminalSize};
 
 use crate::support::{HolderRig, pattern, shell, spec};
@@ -28,6 +26,18 @@ fn part(rig: &mut HolderRig, slot: u32, key: Option<[u8; 16]>, whole: &[u8], ran
     rig.server.send(&ToHolder::Write { req, slot, key, digest: None, total, offset, data: &whole[range] });
     req
 }
+/// Writes one part and returns the answer.
+#[track_caller]
+fn write(
+    rig: &mut HolderRig,
+    slot: u32,
+    key: Option<[u8; 16]>,
+    whole: &[u8],
+    range: std::ops::Range<usize>,
+) -> (WriteStatus, u64) {
+    let req = part(rig, slot, key, whole, range);
+    rig.written(req)
+}
 
 #[test]
 fn part_is_accepted_when_the_child_has_taken_it_all() {
@@ -50,34 +60,28 @@ fn part_is_accepted_when_the_child_has_taken_it_all() {
 }
 
 #[test]
-fn retry_by_a_new_controller_in_the_middle_of_a_part_enters_once() {
+fn retry_by_a_new_controller_in_the_middle_of_a_part_is_written_once() {
     let mut rig = HolderRig::scripted();
     let slot = rig.start(open());
     let driver = rig.driver();
     let data = pattern(112_000);
-    let first = part(&mut rig, slot, Some(KEY), &data, 0..56_000);
-    assert_eq!(rig.written(first), (WriteStatus::Accepted, 56_000));
+    assert_eq!(write(&mut rig, slot, Some(KEY), &data, 0..56_000), (WriteStatus::Accepted, 56_000));
     // Only some bytes of this part fit before the child reads. The part is unfinished when the controller disappears.
     part(&mut rig, slot, Some(KEY), &data, 56_000..112_000);
     rig.turn();
     drop(rig.adopt(2));
-    let again = part(&mut rig, slot, Some(KEY), &data, 0..56_000);
-    assert_eq!(rig.written(again).0, WriteStatus::Accepted);
+    assert_eq!(write(&mut rig, slot, Some(KEY), &data, 0..56_000).0, WriteStatus::Accepted);
     let again = part(&mut rig, slot, Some(KEY), &data, 56_000..112_000);
-    let got = Arc::new(Mutex::new(Vec::new()));
-    let mut inbox = got.lock().expect("one thread").clone();
+    let mut inbox = Vec::new();
     rig.until(|rig| {
         drain(&driver, &mut inbox);
-        rig.server.inbox.iter().any(
-            |message| matches!(message, exec_server_holder::control::FromHolder::Written { req, .. } if *req == again),
-        )
+        rig.server.inbox.iter().any(|message| matches!(message, FromHolder::Written { req, .. } if *req == again))
     });
     assert_eq!(rig.written(again), (WriteStatus::Accepted, 112_000));
     drain(&driver, &mut inbox);
     assert!(inbox == data);
     // Repeat the write once more after it is complete.
-    let third = part(&mut rig, slot, Some(KEY), &data, 0..56_000);
-    assert_eq!(rig.written(third), (WriteStatus::Accepted, 112_000));
+    assert_eq!(write(&mut rig, slot, Some(KEY), &data, 0..56_000), (WriteStatus::Accepted, 112_000));
     drain(&driver, &mut inbox);
     assert_eq!(inbox.len(), data.len());
 }
@@ -87,46 +91,37 @@ fn same_key_with_another_length_or_a_hole_is_a_mismatch() {
     let mut rig = HolderRig::scripted();
     let slot = rig.start(open());
     let data = pattern(100);
-    let req = part(&mut rig, slot, Some(KEY), &data, 0..50);
-    assert_eq!(rig.written(req), (WriteStatus::Accepted, 50));
-    let req = part(&mut rig, slot, Some(KEY), &data[..90], 50..90);
-    assert_eq!(rig.written(req), (WriteStatus::Mismatch, 50));
-    let req = part(&mut rig, slot, Some(KEY), &data, 60..100);
-    assert_eq!(rig.written(req), (WriteStatus::Mismatch, 50));
-    let req = part(&mut rig, slot, Some(KEY), &data, 40..100);
-    assert_eq!(rig.written(req), (WriteStatus::Accepted, 100));
+    let key = Some(KEY);
+    assert_eq!(write(&mut rig, slot, key, &data, 0..50), (WriteStatus::Accepted, 50));
+    assert_eq!(write(&mut rig, slot, key, &data[..90], 50..90), (WriteStatus::Mismatch, 50));
+    assert_eq!(write(&mut rig, slot, key, &data, 60..100), (WriteStatus::Mismatch, 50));
+    assert_eq!(write(&mut rig, slot, key, &data, 40..100), (WriteStatus::Accepted, 100));
     let mut got = Vec::new();
     drain(&rig.driver(), &mut got);
     assert_eq!(got, data);
 }
 
 #[test]
-fn done_write_stays_accepted_after_stdin_is_closed_and_another_is_refused() {
+fn completed_write_stays_accepted_after_stdin_is_closed_and_another_is_refused() {
     let mut rig = HolderRig::scripted();
     let slot = rig.start(open());
-    let req = part(&mut rig, slot, Some(KEY), b"abc", 0..3);
-    assert_eq!(rig.written(req), (WriteStatus::Accepted, 3));
+    assert_eq!(write(&mut rig, slot, Some(KEY), b"abc", 0..3), (WriteStatus::Accepted, 3));
     assert_eq!(rig.request(|req| ToHolder::CloseStdin { req, slot }), CommandStatus::Ok);
     assert_eq!(rig.request(|req| ToHolder::CloseStdin { req, slot }), CommandStatus::StdinClosed);
-    let req = part(&mut rig, slot, Some(KEY), b"abc", 0..3);
-    assert_eq!(rig.written(req), (WriteStatus::Accepted, 3));
-    let req = part(&mut rig, slot, None, b"abc", 0..3);
-    assert_eq!(rig.written(req), (WriteStatus::StdinClosed, 0));
+    assert_eq!(write(&mut rig, slot, Some(KEY), b"abc", 0..3), (WriteStatus::Accepted, 3));
+    assert_eq!(write(&mut rig, slot, None, b"abc", 0..3), (WriteStatus::StdinClosed, 0));
 }
 
 #[test]
-fn writes_without_a_stdin_or_a_process_say_so() {
+fn writes_without_a_stdin_or_a_process_are_refused() {
     let mut rig = HolderRig::scripted();
     let slot = rig.start(spec());
-    let req = part(&mut rig, slot, None, b"x", 0..1);
-    assert_eq!(rig.written(req), (WriteStatus::StdinClosed, 0));
-    let req = part(&mut rig, 77, None, b"x", 0..1);
-    assert_eq!(rig.written(req), (WriteStatus::UnknownProcess, 0));
+    assert_eq!(write(&mut rig, slot, None, b"x", 0..1), (WriteStatus::StdinClosed, 0));
+    assert_eq!(write(&mut rig, 77, None, b"x", 0..1), (WriteStatus::UnknownProcess, 0));
     let slot = rig.start(open());
     rig.driver().exit(0);
     rig.until(|rig| rig.server.log(slot).exit.is_some());
-    let req = part(&mut rig, slot, None, b"x", 0..1);
-    assert_eq!(rig.written(req), (WriteStatus::StdinClosed, 0));
+    assert_eq!(write(&mut rig, slot, None, b"x", 0..1), (WriteStatus::StdinClosed, 0));
 }
 
 #[test]
@@ -136,8 +131,7 @@ fn child_that_closes_its_end_or_dies_ends_a_waiting_part() {
         let slot = rig.start(open());
         let driver = rig.driver();
         let data = pattern(112_000);
-        let req = part(&mut rig, slot, Some(KEY), &data, 0..56_000);
-        assert_eq!(rig.written(req), (WriteStatus::Accepted, 56_000));
+        assert_eq!(write(&mut rig, slot, Some(KEY), &data, 0..56_000), (WriteStatus::Accepted, 56_000));
         let req = part(&mut rig, slot, Some(KEY), &data, 56_000..112_000);
         rig.turn();
         if dies {
@@ -152,26 +146,22 @@ fn child_that_closes_its_end_or_dies_ends_a_waiting_part() {
 }
 
 #[test]
-fn second_part_while_one_is_in_hand_is_busy() {
+fn part_is_busy_while_another_is_being_written() {
     let mut rig = HolderRig::scripted();
     let slot = rig.start(open());
     let data = pattern(112_000);
     part(&mut rig, slot, None, &data, 0..56_000);
     part(&mut rig, slot, None, &data, 56_000..112_000);
-    let req = part(&mut rig, slot, None, b"x", 0..1);
-    assert_eq!(rig.written(req).0, WriteStatus::Busy);
+    assert_eq!(write(&mut rig, slot, None, b"x", 0..1).0, WriteStatus::Busy);
 }
 
 #[test]
-fn close_waits_behind_the_part_in_hand() {
+fn close_waits_for_the_part_that_is_being_written() {
     let mut rig = HolderRig::real();
     let slot = rig.start(StartSpec { pipe_stdin: true, ..shell("sleep 0.2; wc -c") });
     let data = pattern(112_000);
-    let first = part(&mut rig, slot, None, &data, 0..56_000);
-    let second = {
-        assert_eq!(rig.written(first).0, WriteStatus::Accepted);
-        part(&mut rig, slot, None, &data, 56_000..112_000)
-    };
+    assert_eq!(write(&mut rig, slot, None, &data, 0..56_000).0, WriteStatus::Accepted);
+    let second = part(&mut rig, slot, None, &data, 56_000..112_000);
     let close = rig.server.req();
     rig.server.send(&ToHolder::CloseStdin { req: close, slot });
     assert_eq!(rig.written(second).0, WriteStatus::Accepted);
@@ -181,7 +171,7 @@ fn close_waits_behind_the_part_in_hand() {
 }
 
 #[test]
-fn closing_a_terminal_sends_its_eof_character_or_says_raw() {
+fn closing_a_terminal_sends_its_eof_character_or_reports_raw_mode() {
     let mut rig = HolderRig::scripted();
     let slot = rig.start(StartSpec { tty: Some(TerminalSize::default()), ..spec() });
     let driver = rig.driver();
@@ -191,6 +181,5 @@ fn closing_a_terminal_sends_its_eof_character_or_says_raw() {
     assert_eq!(got, [4]);
     driver.set_canonical(false);
     assert_eq!(rig.request(|req| ToHolder::CloseStdin { req, slot }), CommandStatus::RawMode);
-    let req = part(&mut rig, slot, None, b"still", 0..5);
-    assert_eq!(rig.written(req).0, WriteStatus::Accepted);
+    assert_eq!(write(&mut rig, slot, None, b"still", 0..5).0, WriteStatus::Accepted);
 }

@@ -6,10 +6,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use exec_server_holder::control::{self, CommandStatus, FromHolder, StartSpec, ToHolder, WriteStatus};
+use exec_server_holder::control::{
+    self, AnnouncedSegment, CommandStatus, FromHolder, StartSpec, ToHolder, WriteStatus,
+};
 use exec_server_holder::{ChildRestrictions, ChildSpawner, Holder, HolderConfig, HolderLimits, TurnResult};
 use exec_server_log::{
-    self as log, ControlBlock, Cursor, Exit, LogEvent, MappedSegment, ReadStep, SegmentChain, SegmentLocation,
+    self as log, ControlBlock, Cursor, Exit, LogEvent, LogStatus, MappedSegment, ReadStep, SegmentChain,
+    SegmentLocation,
 };
 use exec_server_process::{Child, ScriptDriver, Spawn, SpawnError};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -148,14 +151,9 @@ impl TestServer {
             }
             FromHolder::Segment(info) => {
                 let location = if info.on_disk { SegmentLocation::Disk } else { SegmentLocation::Memory };
-                let known = log::SegmentInfo {
-                    id: info.id,
-                    base_seq: info.base_seq,
-                    base_offset: info.base_offset,
-                    location,
-                    sealed: info.sealed,
-                };
                 let chain = &mut self.logs.entry(info.slot).or_default().chain;
+                let AnnouncedSegment { id, base_seq, base_offset, sealed, .. } = *info;
+                let known = log::SegmentInfo { id, base_seq, base_offset, location, sealed };
                 match fds.next() {
                     Some(fd) => {
                         chain.push_memory(known, Arc::new(LentMapping(MappedSegment::map(fd).expect("a segment"))))
@@ -292,6 +290,52 @@ impl HolderRig {
         rig
     }
 
+    /// Runs one turn at this time.
+    pub(crate) fn turn_at(&mut self, now: u64) {
+        self.now = now;
+        self.turn();
+    }
+
+    /// The status of a log in the shared control memory.
+    pub(crate) fn status(&self, slot: u32) -> LogStatus {
+        self.server.control.as_ref().expect("welcomed").status(slot)
+    }
+
+    /// Whether no event is ready for the holder.
+    pub(crate) fn is_idle(&self) -> bool {
+        let holder = self.holder.as_fd();
+        let mut polled = [PollFd::new(&holder, PollFlags::IN)];
+        rustix::event::poll(&mut polled, Some(&Timespec::default())).expect("polled") == 0
+    }
+
+    /// Ends the last scripted child with exit code 0 and closes its streams.
+    #[track_caller]
+    pub(crate) fn end_process(&mut self, slot: u32) {
+        self.driver().exit(0);
+        self.driver().close_all();
+        self.until(|rig| rig.server.log(slot).closed.is_some());
+    }
+
+    /// Sends requests without reading the answers, until the holder stops reading: socket and queue are full.
+    pub(crate) fn flood_with_requests(&mut self) {
+        for req in 0..100_000_u32 {
+            let is_refused = || control::send(&self.server.socket, &ToHolder::Forget { req, slot: 9 }, &[]).is_err();
+            if is_refused() {
+                self.holder.turn(0);
+                if is_refused() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Lets a new server adopt the session and waits until it knows all processes.
+    #[track_caller]
+    pub(crate) fn adopt_until_ready(&mut self, epoch: u64) {
+        drop(self.adopt(epoch));
+        self.until_message(|message| matches!(message, FromHolder::Ready));
+    }
+
     pub(crate) fn turn(&mut self) {
         self.last = self.holder.turn(self.now);
         self.server.absorb();
@@ -335,11 +379,9 @@ impl HolderRig {
     pub(crate) fn start(&mut self, spec: StartSpec) -> u32 {
         let req = self.server.req();
         self.server.send(&ToHolder::Start { req, spec });
-        let is_it = |message: &FromHolder| match message {
-            FromHolder::Started { req: answered, .. } | FromHolder::StartFailed { req: answered, .. } => {
-                *answered == req
-            }
-            _ => false,
+        let is_it = |message: &FromHolder| {
+            use FromHolder::{StartFailed, Started};
+            matches!(message, Started { req: answered, .. } | StartFailed { req: answered, .. } if *answered == req)
         };
         match self.until_message(is_it) {
             FromHolder::Started { slot, .. } => slot,
@@ -361,9 +403,9 @@ impl HolderRig {
 
     #[track_caller]
     pub(crate) fn answer(&mut self, req: u32) -> CommandStatus {
-        match self
-            .until_message(|message| matches!(message, FromHolder::Done { req: answered, .. } if *answered == req))
-        {
+        let is_it =
+            |message: &FromHolder| matches!(message, FromHolder::Done { req: answered, .. } if *answered == req);
+        match self.until_message(is_it) {
             FromHolder::Done { status, .. } => status,
             _ => unreachable!("only `Done` fits"),
         }

@@ -84,13 +84,8 @@ pub(crate) fn finish(mut child: Child) -> FinishedChild {
         wait_exit(&mut child)
     };
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("test children write UTF-8");
-    FinishedChild {
-        stdout: text(stdout),
-        stderr: text(stderr),
-        pty: text(pty),
-        code: exited.code,
-        signal: exited.signal,
-    }
+    let ChildExit { code, signal, .. } = exited;
+    FinishedChild { stdout: text(stdout), stderr: text(stderr), pty: text(pty), code, signal }
 }
 
 pub(crate) fn wait_exit(child: &mut Child) -> ChildExit {
@@ -178,4 +173,25 @@ pub(crate) fn number_after(text: &str, name: &str) -> i32 {
     let (_, rest) = text.split_once(&format!("{name}=")).expect("the name is in the text");
     let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
     rest[..end].parse().expect("a number follows the name")
+}
+
+/// The read end of a pipe that has this text and then EOF.
+pub(crate) fn pipe_with(text: &[u8]) -> std::os::fd::OwnedFd {
+    let (read, write) = rustix::pipe::pipe().expect("a pipe opens");
+    rustix::io::write(&write, text).expect("the pipe has room");
+    read
+}
+
+/// An interactive shell on a terminal, with the prompt `ready> `.
+pub(crate) fn interactive_shell() -> Spawn {
+    let mut spawn = spawn(PTY, &["/bin/sh", "-i"]);
+    spawn.env.push(c"PS1=ready> ".to_owned());
+    spawn
+}
+
+/// A child that runs this script on a terminal and has written `needle`.
+pub(crate) fn on_terminal(script: &str, needle: &str) -> Child {
+    let child = sh(PTY, script).spawn().expect("sh starts");
+    read_until(child.pty().expect("a terminal"), needle);
+    child
 }

@@ -1,12 +1,6 @@
 //! The raw client against a scripted server over an in-memory stream.
 
-use std::{
-    io,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use exec_server_rpc::{
@@ -107,7 +101,7 @@ async fn rpc_client_matches_out_of_order_responses_by_request_id() {
     let (client, mut server) = pair();
     let serve = async {
         let (first, second) = (server.recv().await, server.recv().await);
-        server.send(&json!({"id": 99, "result": "nobody asked"})).await;
+        server.send(&json!({"id": 99, "result": "unasked"})).await;
         server.send(&json!({"id": -1, "error": {"code": -32600, "message": "stray"}})).await;
         server.send(&json!({"id": second["id"], "result": second["method"]})).await;
         let error = json!({"code": -32004, "message": "no", "data": {"kind": "notFound"}});
@@ -200,7 +194,7 @@ async fn rpc_client_bounds_in_flight_calls() {
     };
     let requests = tokio::select! {
         requests = serve => requests,
-        _ = &mut calls => panic!("nobody answered"),
+        _ = &mut calls => panic!("no answer was sent"),
     };
     let error = call(&client, "one more", &()).now_or_never().expect("refused at once").unwrap_err();
     assert!(matches!(error, CallError::Pending(PendingError::Full { limit: 1024 })));
@@ -250,28 +244,12 @@ async fn notifications_wait_for_a_slow_user_and_keep_their_order() {
     assert_eq!(result.unwrap().get(), "true");
 }
 
-/// Fails every write.
-struct BrokenWriter;
-
-impl AsyncWrite for BrokenWriter {
-    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, _: &[u8]) -> Poll<io::Result<usize>> {
-        Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()))
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-}
-
 #[tokio::test]
 async fn no_call_hangs_on_a_half_open_link() {
-    // Reads never complete while `far` lives.
+    // Reads never complete while `far` lives. Writes fail, because the other end of their stream is dropped.
     let (near, far) = memory(64);
-    let client = RawClient::new(ByteStream::new(near.reader, BrokenWriter), LINES, listener().0);
+    let (broken, _) = tokio::io::duplex(64);
+    let client = RawClient::new(ByteStream::new(near.reader, broken), LINES, listener().0);
     for _ in 0..2 {
         let closed = disconnected(call(&client, "any", &()).await.unwrap_err());
         assert!(matches!(&*closed, CloseReason::Io(error) if error.kind() == io::ErrorKind::BrokenPipe), "{closed:?}");

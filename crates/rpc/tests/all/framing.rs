@@ -57,16 +57,6 @@ fn sizes() -> impl Strategy<Value = Vec<usize>> {
 }
 
 /// Sends `ops` through an outbox and reads the written bytes with a receiver.
-fn round_trip(
-    send: Framing,
-    receive: Framing,
-    ops: &[OutboxOp],
-    written: &[usize],
-    read: &[usize],
-) -> (Vec<InboundFrame>, CloseReason) {
-    carry(Outbox::new(send), receive, ops, written, read)
-}
-
 fn carry(
     mut outbox: Outbox,
     receive: Framing,
@@ -81,8 +71,8 @@ fn carry(
             OutboxOp::Encoded(payload) => outbox.encoded(EncodedMessage::text(payload.clone())),
             OutboxOp::Attached { payload, head } => {
                 let (head, attached) = payload.split_at(*head);
-                outbox
-                    .encoded(EncodedMessage { head: head.to_vec(), attached: Some(Bytes::copy_from_slice(attached)) });
+                let attached = Some(Bytes::copy_from_slice(attached));
+                outbox.encoded(EncodedMessage { head: head.to_vec(), attached });
             }
             OutboxOp::Ping(payload) => outbox.ping(payload),
             OutboxOp::Pong(payload) => outbox.pong(payload),
@@ -93,7 +83,7 @@ fn carry(
     slices::flush(&mut outbox, &mut sink);
     assert_eq!(sink.bytes.len(), before + waiting, "the length says what is left to write");
     assert!(outbox.is_empty());
-    slices::recv_all(&mut SlicedReader::new(sink.bytes, read).receiver(receive))
+    slices::read_all(sink.bytes, read, receive)
 }
 
 proptest! {
@@ -124,7 +114,7 @@ proptest! {
         let framing = Framing::Lines { max: 4096 };
         let ops: Vec<OutboxOp> =
             lines.iter().map(|line| OutboxOp::Message { payload: line.clone().into_bytes(), hint: 0 }).collect();
-        let (received, closed) = round_trip(framing, framing, &ops, &written, &read);
+        let (received, closed) = carry(Outbox::new(framing), framing, &ops, &written, &read);
         let expected: Vec<InboundFrame> = lines
             .iter()
             .filter(|line| !line.trim().is_empty())
@@ -146,7 +136,7 @@ proptest! {
                 [attached, OutboxOp::Message { payload: b"{}".to_vec(), hint: 0 }]
             })
             .collect();
-        let (received, closed) = round_trip(framing, framing, &ops, &written, &read);
+        let (received, closed) = carry(Outbox::new(framing), framing, &ops, &written, &read);
         let expected: Vec<InboundFrame> = messages
             .iter()
             .flat_map(|bytes| [InboundFrame::Message(bytes.clone().into()), InboundFrame::Message("{}".into())])
@@ -166,10 +156,9 @@ proptest! {
 }
 
 #[test]
-fn a_key_is_zero_only_where_nobody_reads_along() {
-    for (mut outbox, is_zero) in
-        [(Outbox::new(ws(WebSocketRole::Client)), false), (Outbox::unmasked(ws(WebSocketRole::Client)), true)]
-    {
+fn a_masking_key_is_zero_only_on_a_private_link() {
+    let client = ws(WebSocketRole::Client);
+    for (mut outbox, is_zero) in [(Outbox::new(client), false), (Outbox::unmasked(client), true)] {
         let mut sink = SlicedWriter::new(&[1000]);
         for _ in 0..3 {
             outbox.message(2, |buf| buf.extend_from_slice(b"{}"));
@@ -182,11 +171,10 @@ fn a_key_is_zero_only_where_nobody_reads_along() {
 }
 
 #[test]
-fn a_large_message_leaves_in_frames_of_8_mib_and_arrives_whole() {
+fn a_large_message_is_sent_in_frames_of_8_mib_and_received_as_one() {
     let payload: Vec<u8> = (0..20 * 1024 * 1024).map(|i| (i % 253) as u8).collect();
-    for (send, receive) in
-        [(WebSocketRole::Server, WebSocketRole::Client), (WebSocketRole::Client, WebSocketRole::Server)]
-    {
+    use WebSocketRole::{Client, Server};
+    for (send, receive) in [(Server, Client), (Client, Server)] {
         let mut outbox = Outbox::new(ws(send));
         outbox.message(10, |buf| buf.extend_from_slice(b"before"));
         outbox.message(payload.len(), |buf| buf.extend_from_slice(&payload));
@@ -198,20 +186,15 @@ fn a_large_message_leaves_in_frames_of_8_mib_and_arrives_whole() {
         slices::flush(&mut outbox, &mut SlicedWriter::new(&[1000]));
         assert!(outbox.capacity() <= 256 * 1024, "and behind a small one a small buffer");
 
-        let mask = if send == WebSocketRole::Client { 4 } else { 0 };
+        let mask = if send == Client { 4 } else { 0 };
         let overhead = (2 + mask) + 3 * (10 + mask) + (2 + mask);
         assert_eq!(sink.bytes.len(), 6 + payload.len() + 5 + overhead);
-        let mut receiver = SlicedReader::new(sink.bytes, &[1_000_003]).receiver(ws(receive));
-        let (received, closed) = slices::recv_all(&mut receiver);
+        let (received, closed) = slices::read_all(sink.bytes, &[1_000_003], ws(receive));
         assert!(matches!(closed, CloseReason::Eof));
-        assert!(
-            received
-                == [
-                    InboundFrame::Message(Bytes::from_static(b"before")),
-                    InboundFrame::Message(payload.clone().into()),
-                    InboundFrame::Ping(Bytes::from_static(b"after")),
-                ]
-        );
+        let [before, large, after] = &received[..] else { panic!("{} messages", received.len()) };
+        assert_eq!(*before, InboundFrame::Message(Bytes::from_static(b"before")));
+        assert!(*large == InboundFrame::Message(payload.clone().into()));
+        assert_eq!(*after, InboundFrame::Ping(Bytes::from_static(b"after")));
     }
 }
 
@@ -239,8 +222,7 @@ fn nothing_follows_a_close_frame() {
     outbox.close(1000, "");
     let mut sink = SlicedWriter::new(&[5]);
     slices::flush(&mut outbox, &mut sink);
-    let (received, closed) =
-        slices::recv_all(&mut SlicedReader::new(sink.bytes, &[3]).receiver(ws(WebSocketRole::Client)));
+    let (received, closed) = slices::read_all(sink.bytes, &[3], ws(WebSocketRole::Client));
     assert!(received.is_empty());
     let CloseReason::Peer { code: 1001, reason } = closed else { panic!("{closed:?}") };
     assert_eq!(reason, "é".repeat(61), "a long reason is cut between characters");
@@ -262,8 +244,7 @@ fn an_outbox_that_never_runs_empty_stays_bounded() {
     }
     assert!(outbox.capacity() <= 4 * 1024 * 1024, "{}", outbox.capacity());
     slices::flush(&mut outbox, &mut sink);
-    let (received, _) =
-        slices::recv_all(&mut SlicedReader::new(sink.bytes, &[100_000]).receiver(ws(WebSocketRole::Server)));
+    let (received, _) = slices::read_all(sink.bytes, &[100_000], ws(WebSocketRole::Server));
     assert_eq!(received.len(), 208);
     assert!(received.iter().all(|inbound| *inbound == InboundFrame::Message(payload.clone().into())));
 }

@@ -21,6 +21,7 @@ use crate::{client::listener, upgrade};
 const MAX: usize = 96 * 1024 * 1024;
 const LARGE: usize = 20 * 1024 * 1024;
 const CLIENT: Framing = Framing::WebSocket { role: WebSocketRole::Client, max: MAX };
+const SERVER: Framing = Framing::WebSocket { role: WebSocketRole::Server, max: MAX };
 
 /// Our end of a connection.
 struct OurEnd {
@@ -71,11 +72,9 @@ async fn our_client() -> (OurEnd, WebSocketStream<TcpStream>) {
 async fn our_server() -> (OurEnd, WebSocketStream<TcpStream>) {
     let (theirs, ours) = sockets().await;
     let mut stream = ByteStream::from(ours);
-    let (theirs, _) =
-        tokio::join!(tokio_tungstenite::client_async_with_config("ws://h/", theirs, Some(strict())), async {
-            upgrade::accept(&mut stream).await
-        });
-    (OurEnd::new(stream, Framing::WebSocket { role: WebSocketRole::Server, max: MAX }), theirs.unwrap().0)
+    let connecting = tokio_tungstenite::client_async_with_config("ws://h/", theirs, Some(strict()));
+    let (theirs, _) = tokio::join!(connecting, upgrade::accept(&mut stream));
+    (OurEnd::new(stream, SERVER), theirs.unwrap().0)
 }
 
 /// Runs every exchange in one role.
@@ -191,13 +190,12 @@ async fn the_raw_client_answers_pings_and_closes_and_ignores_pongs() {
 async fn the_raw_client_connects_over_a_unix_socket_and_passes_the_token() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let mut stream = ByteStream::from(theirs);
-    let (ours, head) =
-        tokio::join!(handshake::connect(ours.into(), "localhost", "/?token=abc", &[]), upgrade::accept(&mut stream));
+    let connecting = handshake::connect(ours.into(), "localhost", "/?token=abc", &[]);
+    let (ours, head) = tokio::join!(connecting, upgrade::accept(&mut stream));
     assert!(head.starts_with("GET /?token=abc HTTP/1.1\r\n"), "{head}");
     let client = RawClient::new(ours.unwrap(), CLIENT, listener().0);
     client.notify("hello", &()).await.unwrap();
-    let framing = Framing::WebSocket { role: WebSocketRole::Server, max: MAX };
-    let mut receiver = Receiver::new(framing, stream.reader, stream.leftover);
+    let mut receiver = Receiver::new(SERVER, stream.reader, stream.leftover);
     let writer = stream.writer;
     let serve = async {
         assert_eq!(receiver.recv().await.unwrap(), InboundFrame::Message(r#"{"method":"hello","params":null}"#.into()));

@@ -2,10 +2,10 @@
 
 use exec_server_rpc::{CloseReason, Framing, InboundFrame, WebSocketRole};
 
-use crate::slices::{self, SlicedReader};
+use crate::slices;
 
 fn lines(bytes: &[u8], max: usize) -> (Vec<String>, CloseReason) {
-    let (received, closed) = slices::recv_all(&mut SlicedReader::new(bytes, &[3]).receiver(Framing::Lines { max }));
+    let (received, closed) = slices::read_all(bytes, &[3], Framing::Lines { max });
     let text = |inbound| match inbound {
         InboundFrame::Message(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
         InboundFrame::Ping(_) | InboundFrame::Pong(_) => panic!("lines have no control frames"),
@@ -61,7 +61,7 @@ fn a_line_that_is_not_utf8_ends_the_connection() {
 }
 
 fn frames(bytes: &[u8], role: WebSocketRole) -> (Vec<InboundFrame>, CloseReason) {
-    slices::recv_all(&mut SlicedReader::new(bytes, &[2]).receiver(Framing::WebSocket { role, max: 300 }))
+    slices::read_all(bytes, &[2], Framing::WebSocket { role, max: 300 })
 }
 
 fn message(text: &'static str) -> InboundFrame {
@@ -70,10 +70,9 @@ fn message(text: &'static str) -> InboundFrame {
 
 #[test]
 fn fragments_are_joined_around_control_frames() {
-    let (received, closed) =
-        frames(b"\x01\x02ab\x00\x00\x89\x01p\x8a\x00\x80\x02cd\x82\x01e\x81\x00", WebSocketRole::Client);
-    let controls = [InboundFrame::Ping("p".into()), InboundFrame::Pong("".into())];
-    let [ping, pong] = controls;
+    let bytes = b"\x01\x02ab\x00\x00\x89\x01p\x8a\x00\x80\x02cd\x82\x01e\x81\x00";
+    let (received, closed) = frames(bytes, WebSocketRole::Client);
+    let (ping, pong) = (InboundFrame::Ping("p".into()), InboundFrame::Pong("".into()));
     assert_eq!(received, [ping, pong, message("abcd"), message("e"), message("")]);
     assert!(matches!(closed, CloseReason::Eof));
 }
@@ -114,15 +113,13 @@ fn a_close_frame_gives_its_code_and_reason() {
 fn an_end_inside_a_frame_is_not_a_clean_one() {
     for bytes in [&b"\x81"[..], b"\x81\x02a", b"\x01\x01a"] {
         let (_, closed) = frames(bytes, WebSocketRole::Client);
-        assert!(
-            matches!(&closed, CloseReason::Io(error) if error.kind() == std::io::ErrorKind::UnexpectedEof),
-            "{closed:?}"
-        );
+        let is_cut = matches!(&closed, CloseReason::Io(error) if error.kind() == std::io::ErrorKind::UnexpectedEof);
+        assert!(is_cut, "{closed:?}");
     }
 }
 
 #[test]
-fn the_limit_of_a_message_counts_its_fragments_and_holds_before_the_payload() {
+fn the_message_limit_counts_fragments_and_applies_before_the_payload_arrives() {
     let mut whole = b"\x81\x7e\x01\x2c".to_vec();
     whole.extend([b'x'; 300]);
     assert!(matches!(frames(&whole, WebSocketRole::Client), (received, CloseReason::Eof) if received.len() == 1));

@@ -133,6 +133,15 @@ pub(crate) fn recv_all(receiver: &mut Receiver) -> (Vec<InboundFrame>, CloseReas
     }
 }
 
+/// Receives everything that these bytes, read in slices, contain.
+pub(crate) fn read_all(
+    bytes: impl Into<Vec<u8>>,
+    sizes: &[usize],
+    framing: Framing,
+) -> (Vec<InboundFrame>, CloseReason) {
+    recv_all(&mut SlicedReader::new(bytes, sizes).receiver(framing))
+}
+
 /// Flushes everything, with a cancellation at every await.
 pub(crate) fn flush(outbox: &mut Outbox, sink: &mut SlicedWriter) {
     cancelling(|| outbox.flush_to(sink).now_or_never()).unwrap();

@@ -19,11 +19,14 @@ pub(crate) async fn read_head(stream: &mut ByteStream) -> String {
     String::from_utf8(head.to_vec()).unwrap()
 }
 
+fn key_of(head: &str) -> &str {
+    head.lines().find_map(|line| line.strip_prefix("Sec-WebSocket-Key: ")).expect("a key")
+}
+
 /// Answers an upgrade request like a server. Returns the request head.
 pub(crate) async fn accept(stream: &mut ByteStream) -> String {
     let head = read_head(stream).await;
-    let key = head.lines().find_map(|line| line.strip_prefix("Sec-WebSocket-Key: ")).expect("a key");
-    stream.writer.write_all(response(key).as_bytes()).await.unwrap();
+    stream.writer.write_all(response(key_of(&head)).as_bytes()).await.unwrap();
     head
 }
 
@@ -40,30 +43,28 @@ async fn against(answer: impl FnOnce(&str) -> Vec<u8>) -> Result<ByteStream, Han
     let (client, mut server) = memory(64 * 1024);
     let serve = async {
         let head = read_head(&mut server).await;
-        let key = head.lines().find_map(|line| line.strip_prefix("Sec-WebSocket-Key: ")).expect("a key");
-        server.writer.write_all(&answer(key)).await.unwrap();
+        server.writer.write_all(&answer(key_of(&head))).await.unwrap();
         drop(server);
     };
     tokio::join!(handshake::connect(client, "h", "/", &[]), serve).0
 }
 
 #[test]
-fn the_key_of_the_standard_gives_the_answer_of_the_standard() {
+fn the_key_of_the_rfc_gives_the_answer_of_the_rfc() {
     assert_eq!(handshake::accept_key("dGhlIHNhbXBsZSBub25jZQ=="), "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
 }
 
 #[tokio::test]
 async fn frames_that_come_with_the_response_are_not_lost() {
-    let stream = against(|key| [response(key).replace("n: U", "n: keep-alive, U").as_bytes(), b"\x81\x02hi"].concat())
-        .await
-        .unwrap();
+    let answer = |key: &str| [response(key).replace("n: U", "n: keep-alive, U").as_bytes(), b"\x81\x02hi"].concat();
+    let stream = against(answer).await.unwrap();
     let framing = Framing::WebSocket { role: WebSocketRole::Client, max: 100 };
     let mut receiver = Receiver::new(framing, stream.reader, stream.leftover);
     assert_eq!(receiver.recv().await.unwrap(), InboundFrame::Message("hi".into()));
 }
 
 #[tokio::test]
-async fn a_refusal_tells_its_status() {
+async fn a_refusal_reports_its_status() {
     let error = against(|_| b"HTTP/1.1 401 Unauthorized\r\n\r\n".to_vec()).await.unwrap_err();
     assert!(matches!(error, HandshakeError::Refused { status: 401 }));
 }
@@ -99,10 +100,10 @@ async fn a_request_cannot_be_split_by_its_parts() {
 }
 
 #[tokio::test]
-async fn a_tcp_probe_tells_the_last_acknowledgement_and_does_not_hold_the_socket() {
+async fn a_tcp_probe_reports_the_last_acknowledgement_and_does_not_keep_the_socket_open() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (client, accepted) =
-        tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), async { listener.accept().await.unwrap().0 });
+    let connecting = TcpStream::connect(listener.local_addr().unwrap());
+    let (client, accepted) = tokio::join!(connecting, async { listener.accept().await.unwrap().0 });
     let (near, mut far) = (ByteStream::from(client.unwrap()), ByteStream::from(accepted));
     let probe = near.probe.clone().expect("TCP has a probe");
     assert!(probe.last_ack_ms().is_some_and(|ms| ms < 60_000));
