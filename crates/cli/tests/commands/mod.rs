@@ -77,22 +77,7 @@ mod tree_helpers;
 mod trouble_md;
 
 /// The commands that the help of the program lists.
-pub(crate) const COMMANDS: [&str; 14] = [
-    "doctor",
-    "run",
-    "ps",
-    "logs",
-    "attach",
-    "kill",
-    "wait",
-    "forget",
-    "prune",
-    "cp",
-    "fs",
-    "mcp",
-    "serve",
-    "dial-stdio",
-];
+pub(crate) const COMMANDS: &str = "doctor run ps logs attach kill wait forget prune cp fs mcp serve dial-stdio";
 
 /// A user with private home, state and runtime directories. Dropping it kills the user's server and its processes.
 pub(crate) struct Home {

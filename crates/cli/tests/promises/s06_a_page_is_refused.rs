@@ -5,31 +5,11 @@ use crate::promises::upgrade;
 use testkit::{Reply, TestServer, http, http_unix};
 
 fn origins(host: &str, port: &str) -> Vec<String> {
-    let mut origins: Vec<String> = [
-        "null",
-        "",
-        " ",
-        "*",
-        "file://",
-        "data:text/html,x",
-        "blob:null/x",
-        "chrome-extension://abc",
-        "moz-extension://abc",
-        "http://localhost",
-        "http://localhost:1",
-        "http://127.0.0.1",
-        "http://127.0.0.1:1",
-        "https://localhost",
-        "HTTP://LOCALHOST",
-        "https://evil.example",
-        "http://evil.example:80",
-        "http://192.0.2.1",
-        "http://[::1]",
-        "about:blank",
-        "http://0.0.0.0",
-    ]
-    .map(str::to_owned)
-    .into();
+    let others = "\
+        null * file:// data:text/html,x blob:null/x chrome-extension://abc moz-extension://abc http://localhost \
+        http://localhost:1 http://127.0.0.1 http://127.0.0.1:1 https://localhost HTTP://LOCALHOST \
+        https://evil.example http://evil.example:80 http://192.0.2.1 http://[::1] about:blank http://0.0.0.0";
+    let mut origins: Vec<String> = others.split(' ').chain(["", " "]).map(str::to_owned).collect();
     origins.extend([
         format!("http://{host}"),
         format!("https://{host}"),

@@ -19,23 +19,21 @@ const INTRUDER: &str = r#"
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+static void tell(const char *what, long result, const char *success) {
+    printf("%s=%s\n", what, result < 0 ? strerrorname_np(errno) : success);
+}
+
 int main(int argc, char **argv) {
-    printf("leads=%d\n", getsid(0) == getpid());
-    int own = open("/dev/tty", O_RDWR);
-    printf("tty=%s\n", own < 0 ? strerrorname_np(errno) : "open");
-    int other = open(argv[1], O_RDWR | O_NOCTTY);
-    printf("other=%s\n", other < 0 ? strerrorname_np(errno) : "open");
     char key = '#';
-    long plain = syscall(SYS_ioctl, other, (unsigned long) TIOCSTI, &key);
-    printf("type=%s\n", plain < 0 ? strerrorname_np(errno) : "typed");
-    long high = syscall(SYS_ioctl, other, (unsigned long) TIOCSTI | 0xffffffff00000000ul, &key);
-    printf("high=%s\n", high < 0 ? strerrorname_np(errno) : "typed");
-    long console = syscall(SYS_ioctl, other, (unsigned long) TIOCLINUX, &key);
-    printf("console=%s\n", console < 0 ? strerrorname_np(errno) : "done");
-    long upper = syscall(SYS_ioctl, other, (unsigned long) TIOCLINUX | 0xff00000000ul, &key);
-    printf("upper=%s\n", upper < 0 ? strerrorname_np(errno) : "done");
-    long steal = syscall(SYS_ioctl, other, (unsigned long) TIOCSCTTY, 0);
-    printf("steal=%s\n", steal < 0 ? strerrorname_np(errno) : "stolen");
+    printf("leads=%d\n", getsid(0) == getpid());
+    tell("tty", open("/dev/tty", O_RDWR), "open");
+    int other = open(argv[1], O_RDWR | O_NOCTTY);
+    tell("other", other, "open");
+    tell("type", syscall(SYS_ioctl, other, (unsigned long) TIOCSTI, &key), "typed");
+    tell("high", syscall(SYS_ioctl, other, (unsigned long) TIOCSTI | 0xffffffff00000000ul, &key), "typed");
+    tell("console", syscall(SYS_ioctl, other, (unsigned long) TIOCLINUX, &key), "done");
+    tell("upper", syscall(SYS_ioctl, other, (unsigned long) TIOCLINUX | 0xff00000000ul, &key), "done");
+    tell("steal", syscall(SYS_ioctl, other, (unsigned long) TIOCSCTTY, 0), "stolen");
     printf("done\n");
     return 0;
 }

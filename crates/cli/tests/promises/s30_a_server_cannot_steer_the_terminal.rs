@@ -13,23 +13,8 @@ use testkit::{Client, MessageProxy, Side, TestServer, Verdict, binary, pty, star
 const LIE: &str = "LIE\x1b[31m\x1b]0;title\x07\u{9b}2J\x7f\x08\r\nexec-server: forged\u{202e}\u{2066}\u{200f}\u{61c}";
 
 /// Text fields of results that are shown. Those that the client sends back to the server are restored first.
-const KEYS: &[&str] = &[
-    "processId",
-    "sessionId",
-    "argv",
-    "cwd",
-    "signal",
-    "message",
-    "failure",
-    "fileName",
-    "linkTarget",
-    "target",
-    "text",
-    "path",
-    "uri",
-    "name",
-    "version",
-];
+const KEYS: &str = "\
+    processId sessionId argv cwd signal message failure fileName linkTarget target text path uri name version";
 
 /// Appends the lie to every text that is shown.
 fn lie(value: &mut Value, is_shown: bool) {
@@ -40,7 +25,7 @@ fn lie(value: &mut Value, is_shown: bool) {
             for (key, field) in fields.iter_mut() {
                 // A client would not recognize the process that it started itself under a changed id.
                 let is_own = key == "processId" && *field != "runs" && *field != "ended";
-                lie(field, KEYS.contains(&key.as_str()) && !is_own);
+                lie(field, KEYS.split(' ').any(|shown| shown == key) && !is_own);
             }
         }
         _ => {}
