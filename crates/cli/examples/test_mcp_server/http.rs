@@ -75,13 +75,7 @@ pub(crate) fn run(server: &Arc<Server>, address: &str) -> ExitCode {
         }
     });
     io::copy(&mut io::stdin(), &mut io::sink()).ok(); // What comes is nothing; the end is what counts.
-    server.note(&json!({"event": "eof"}));
-    if server.flags.ignore_eof {
-        loop {
-            thread::park();
-        }
-    }
-    ExitCode::SUCCESS
+    server.end_of_input()
 }
 
 impl Http {

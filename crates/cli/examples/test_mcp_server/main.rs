@@ -1,6 +1,6 @@
 //! A test-only MCP server, on standard streams or streamable HTTP, that can misbehave in every way a real one does.
 //!
-//! Written by hand on serde_json and the standard library: it shares no line with what it tests, so that a mistake there cannot
+//! Written by hand on serde_json, clap and the standard library: it shares no line with what it tests, so that a mistake there cannot
 //! hide here. `flags` owns the command line, `server` the protocol, `tools` what can be called, `stdio` and `http` the two
 //! transports. It must not be used for anything but tests.
 
@@ -20,21 +20,12 @@ use std::{
     time::Duration,
 };
 
-use crate::server::Server;
+use clap::Parser as _;
+
+use crate::{flags::Flags, server::Server};
 
 fn main() -> ExitCode {
-    let flags = match flags::parse(std::env::args().skip(1)) {
-        Ok(Some(flags)) => flags,
-        Ok(None) => {
-            io::stdout().write_all(flags::HELP.as_bytes()).ok(); // Nobody reads.
-            return ExitCode::SUCCESS;
-        }
-        Err(wrong) => {
-            eprintln!("test_mcp_server: {wrong}; see --help");
-            return ExitCode::from(2);
-        }
-    };
-    let server = match Server::new(flags) {
+    let server = match Server::new(Flags::parse()) {
         Ok(server) => Arc::new(server),
         Err(error) => {
             eprintln!("test_mcp_server: open the journal: {error}");

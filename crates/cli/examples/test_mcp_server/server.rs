@@ -5,11 +5,13 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{File, OpenOptions},
     io::{self, Write as _},
+    process::ExitCode,
     sync::{
         Condvar, Mutex,
         atomic::{AtomicU64, Ordering},
         mpsc,
     },
+    thread,
     time::Duration,
 };
 
@@ -106,6 +108,17 @@ impl Server {
             let line = format!("{event}\n");
             journal.lock().expect("no writer panics").write_all(line.as_bytes()).expect("write the journal");
         }
+    }
+
+    /// Notes the end of the input. Returns the exit code, unless a flag tells the server to stay.
+    pub(crate) fn end_of_input(&self) -> ExitCode {
+        self.note(&json!({"event": "eof"}));
+        if self.flags.ignore_eof {
+            loop {
+                thread::park();
+            }
+        }
+        ExitCode::SUCCESS
     }
 
     /// Whether a message may block, so that on standard streams it needs a separate thread.
@@ -217,9 +230,8 @@ impl Server {
 
     fn answered(&self, message: &Value) {
         self.note(&json!({"event": "answer", "id": message["id"]}));
-        let waiting =
-            message["id"].as_u64().and_then(|id| self.questions.lock().expect("no writer panics").remove(&id));
-        if let Some(waiting) = waiting {
+        let mut questions = self.questions.lock().expect("no writer panics");
+        if let Some(waiting) = message["id"].as_u64().and_then(|id| questions.remove(&id)) {
             waiting.send(message.clone()).ok(); // It gave up.
         }
     }
@@ -239,15 +251,14 @@ impl Server {
 }
 
 fn resources() -> Vec<Value> {
-    (1..=RESOURCES)
-        .map(|n| json!({"uri": format!("test://item/{n}"), "name": format!("item {n}"), "mimeType": "text/plain"}))
-        .collect()
+    let resource =
+        |n| json!({"uri": format!("test://item/{n}"), "name": format!("item {n}"), "mimeType": "text/plain"});
+    (1..=RESOURCES).map(resource).collect()
 }
 
 fn templates() -> Vec<Value> {
-    (1..=TEMPLATES)
-        .map(|n| json!({"uriTemplate": format!("test://kind{n}/{{id}}"), "name": format!("kind {n}")}))
-        .collect()
+    let template = |n| json!({"uriTemplate": format!("test://kind{n}/{{id}}"), "name": format!("kind {n}")});
+    (1..=TEMPLATES).map(template).collect()
 }
 
 fn read(params: &Value) -> Result<Value, RpcError> {

@@ -43,13 +43,7 @@ pub(crate) fn run(server: &Arc<Server>) -> ExitCode {
             out.answer(server.handle(&message, &*out), &message);
         }
     }
-    server.note(&json!({"event": "eof"}));
-    if server.flags.ignore_eof {
-        loop {
-            thread::park();
-        }
-    }
-    ExitCode::SUCCESS
+    server.end_of_input()
 }
 
 impl Stdout {
