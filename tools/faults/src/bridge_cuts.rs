@@ -2,24 +2,21 @@
 //!
 //! Each request gets one answer, the MCP server receives each call once, and neither the server nor its client ever sees EOF.
 
-use std::{
-    sync::atomic::{AtomicBool, Ordering},
-    thread,
-    time::{Duration, Instant},
-};
+use std::{thread, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use exec_server_chaos::{Event, Plan, Proxy, Way};
+use exec_server_chaos::Proxy;
 use exec_server_harness::{
     Random,
     server::{self, Server, Setup},
 };
 
-use super::{FaultSetting, Figures, descendants, mcp_echo::BridgeConversation, parallel_runs};
-
-/// Time limit of each part; a part that takes longer is stuck.
-const LONGEST: Duration = Duration::from_secs(30 * 60);
-
+use super::{
+    FaultSetting, Figures, descendants,
+    lanes::{self, Lanes},
+    mcp_echo::BridgeConversation,
+    parallel_runs,
+};
 /// Log segments that may remain at the end. Each one holds an fd until the client acknowledges its contents, which the client does not do
 /// after every answer.
 const SEGMENTS: u64 = 4;
@@ -34,22 +31,14 @@ fn cuts(setting: &FaultSetting) -> Result<Figures> {
     // The client uses the proxy's port in `Host`, which is not the server's own.
     let setup = Setup::new(&setting.binary)?.arg("--allow-host").arg("127.0.0.1");
     let server = setup.start()?;
-    let proxy = Proxy::start(server.address.socket, random.next(), plan)?;
-    let url = server.address.url.replacen(&server.address.socket.to_string(), &proxy.address().to_string(), 1);
+    let proxy = Proxy::start(server.address.socket, random.next(), |random| lanes::cut_plan(random, 512 << 10))?;
+    let url = server.address.url_through(proxy.address());
     // The first conversation opens fds that stay open.
     BridgeConversation::begin(&setting.binary, &server.address.url, random.fork())?.end()?;
     descendants::settle("holders", 0, || setup.holders().len() as u64)?;
     let before = server::descriptors(server.pid());
-    let nemesis = |over: &dyn Fn() -> bool| {
-        while proxy.count() < wanted && !over() {
-            thread::sleep(Duration::from_millis(2));
-        }
-        proxy.disarm();
-        Ok(proxy.count())
-    };
-    let (cuts, tally) = converse(setting, &url, random, nemesis)
+    let (cuts, tally) = converse(setting, &url, random, |lanes| Ok(lanes.wait_for_cuts(&proxy, wanted)))
         .with_context(|| format!("after {} cuts; the server says: {}", proxy.count(), setup.log_tail()))?;
-    ensure!(cuts >= wanted, "only {cuts} of {wanted} cuts in the time there is");
     drop(proxy);
     descendants::settle("descriptors of the server", before, || server::descriptors(server.pid()))?;
     parallel_runs::finish(&setup, server)?;
@@ -63,9 +52,9 @@ fn kills(setting: &FaultSetting) -> Result<Figures> {
     let mut server = setup.start()?;
     let url = server.address.url.clone();
     let mut times = random.fork();
-    let nemesis = |over: &dyn Fn() -> bool| -> Result<(Server, u64)> {
+    let nemesis = |lanes: &Lanes| -> Result<(Server, u64)> {
         let mut killed = 0;
-        while killed < wanted && !over() {
+        while killed < wanted && !lanes.is_over() {
             // Long enough for most links to settle; otherwise the pauses between reconnects would be measured.
             thread::sleep(Duration::from_millis(times.between(100, 1200)));
             server.kill()?;
@@ -93,8 +82,7 @@ struct BridgeTally {
 
 impl BridgeTally {
     fn figures(mut self, injected: u64, part: &'static str) -> Figures {
-        Figures::default()
-            .survived(injected)
+        Figures::survived(injected)
             .set("bytes", self.bytes)
             .times(&mut self.times)
             .set("part", part)
@@ -107,42 +95,26 @@ impl BridgeTally {
 fn converse<T>(
     setting: &FaultSetting,
     url: &str,
-    mut random: Random,
-    nemesis: impl FnOnce(&dyn Fn() -> bool) -> Result<T>,
+    random: Random,
+    nemesis: impl FnOnce(&Lanes) -> Result<T>,
 ) -> Result<(T, BridgeTally)> {
-    let (over, begun) = (AtomicBool::new(false), Instant::now());
-    let is_over = || over.load(Ordering::Relaxed) || begun.elapsed() > LONGEST;
-    thread::scope(|scope| {
-        let conversations: Vec<_> = (0..setting.pick(4, 4, 8))
-            .map(|_| {
-                let (random, over) = (random.fork(), &over);
-                scope.spawn(move || {
-                    let outcome = converse_until_over(setting, url, random, over);
-                    // A failed conversation ends all.
-                    over.fetch_or(outcome.is_err(), Ordering::Relaxed);
-                    outcome
-                })
-            })
-            .collect();
-        let done = nemesis(&is_over);
-        over.store(true, Ordering::Relaxed);
-        let mut tally = BridgeTally::default();
-        for conversation in conversations {
-            let one = conversation.join().expect("a conversation does not panic")?;
-            tally.calls += one.calls;
-            tally.bytes += one.bytes;
-            tally.lost += one.lost;
-            tally.times.extend(one.times);
-        }
-        Ok((done?, tally))
-    })
+    let lane = |lanes: &Lanes, random| converse_until_over(setting, url, random, lanes);
+    let (done, tallies) = Lanes::new().run(setting.pick(4, 4, 8), random, lane, nemesis)?;
+    let mut tally = BridgeTally::default();
+    for one in tallies {
+        tally.calls += one.calls;
+        tally.bytes += one.bytes;
+        tally.lost += one.lost;
+        tally.times.extend(one.times);
+    }
+    Ok((done, tally))
 }
 
-fn converse_until_over(setting: &FaultSetting, url: &str, random: Random, over: &AtomicBool) -> Result<BridgeTally> {
+fn converse_until_over(setting: &FaultSetting, url: &str, random: Random, lanes: &Lanes) -> Result<BridgeTally> {
     let mut conversation = BridgeConversation::begin(&setting.binary, url, random)?;
     conversation.settle()?;
     let before = server::descriptors(conversation.holder);
-    while !over.load(Ordering::Relaxed) {
+    while !lanes.is_over() {
         conversation.step().with_context(|| {
             format!("after {} calls; the bridge said: {}", conversation.calls(), conversation.stderr_text())
         })?;
@@ -158,16 +130,4 @@ fn converse_until_over(setting: &FaultSetting, url: &str, random: Random, over: 
     };
     conversation.end()?;
     Ok(tally)
-}
-
-/// Half of the cuts hit the client's data. One in six comes within the first bytes: the upgrade, `initialize`, the resume and repeated
-/// requests. More of these would make the client back off longer and longer instead of working.
-fn plan(random: &mut Random) -> Plan {
-    let byte = match random.between(0, 6) {
-        0 => random.between(1, 2500),
-        1 | 2 => random.between(2500, 64 << 10),
-        _ => random.between(64 << 10, 512 << 10),
-    };
-    let way = if random.one_in(2) { Way::Down } else { Way::Up };
-    Plan::default().at(way, byte, Event::any_cut(random))
 }

@@ -81,11 +81,10 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
             let at_first = *before.get_or_insert(now);
             descendants::settle("descriptors of the server", at_first, || server::descriptors(server.pid()))?;
         }
-        lines.push(Figures::default().survived(count).times(&mut times).set("part", group.name));
+        lines.push(Figures::survived(count).times(&mut times).set("part", group.name));
     }
     descendants::settle("dead and not reaped", 0, || descendants::zombies(&setup.family()))?;
     parallel_runs::finish(&setup, server)?;
-    setup.ensure_no_panic()?;
     Ok(lines)
 }
 
@@ -99,12 +98,11 @@ impl EndGroup {
             false => Plan::default(),
         };
         let proxy = Proxy::start(server.address.socket, setting.seed, draw)?;
-        let address = &server.address;
-        let through = address.url.replacen(&address.socket.to_string(), &proxy.address().to_string(), 1);
+        let through = server.address.url_through(proxy.address());
         let mut bridges = Vec::new();
         for number in from..from + count {
             let end = self.ways[usize::try_from(number % 2)?];
-            let url = if end == BridgeEnd::Cut { &through } else { &address.url };
+            let url = if end == BridgeEnd::Cut { &through } else { &server.address.url };
             let mark = descendants::mark(number + if self.name == "ended" { 0 } else { 100_000 });
             bridges.push(AbandonedBridge::start(setting, url, self.keep, end, number, mark)?);
         }

@@ -12,9 +12,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use exec_server_harness::{server::Setup, wire::WireClient};
+use exec_server_harness::{environment::wait_until, server::Setup, wire::WireClient};
 
-use super::{FaultSetting, Figures, figures::percentile, resource_level::ResourceLevel, slow_reader::Neighbour};
+use super::{
+    FaultSetting, Figures,
+    figures::{self, percentile},
+    resource_level::ResourceLevel,
+    slow_reader::Neighbour,
+};
 
 const SOCKETS: usize = 500;
 
@@ -56,7 +61,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
                 for _ in 0..NEWCOMERS {
                     let begun = Instant::now();
                     let (mut wire, _) = WireClient::session(&server.address).context("a newcomer")?;
-                    wire.call("session/end", &serde_json::json!({}))?;
+                    wire.end_session()?;
                     ensure!(begun.elapsed() <= SOON, "a newcomer waited {:?}", begun.elapsed());
                     newcomers.push(begun.elapsed().as_secs_f64() * 1e3);
                 }
@@ -77,15 +82,12 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     }
     inside.end()?;
     setup.finish(server)?;
-    newcomers.sort_by(f64::total_cmp);
-    Ok(vec![
-        Figures::default()
-            .survived(sockets)
-            .times(&mut times)
-            .set("before_p99_ms", format!("{:.1}", percentile(&before, 99)))
-            .set("worst_round_p99_ms", format!("{worst:.1}"))
-            .set("newcomer_worst_ms", format!("{:.1}", newcomers.last().copied().unwrap_or_default())),
-    ])
+    Figures::survived(sockets)
+        .times(&mut times)
+        .set("before_p99_ms", format!("{:.1}", percentile(&before, 99)))
+        .set("worst_round_p99_ms", format!("{worst:.1}"))
+        .set("newcomer_worst_ms", format!("{:.1}", figures::worst(&newcomers)))
+        .only_line()
 }
 
 /// Round trips of the connected client, sorted, in milliseconds.
@@ -121,12 +123,9 @@ impl ConnectionCrowd {
 
     /// Waits until all have connected at least once.
     fn wait_gathered(&self) -> Result<()> {
-        let until = Instant::now() + Duration::from_secs(20);
-        while self.sockets.load(Ordering::Relaxed) < SOCKETS as u64 {
-            ensure!(Instant::now() < until, "only {} sockets came together", self.sockets.load(Ordering::Relaxed));
-            thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
+        let sockets = || self.sockets.load(Ordering::Relaxed);
+        wait_until("all sockets have come together", Duration::from_secs(20), || sockets() >= SOCKETS as u64)
+            .with_context(|| format!("there are {}", sockets()))
     }
 
     /// Request heads that never end, a few bytes at a time; a closed socket is replaced.

@@ -14,6 +14,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use exec_server_harness::{
     Random,
+    environment::success_of,
     file_tree::{self, TreePlan},
     server::Setup,
 };
@@ -98,7 +99,7 @@ impl CopyRun<'_> {
             bytes += self.ensure_same().with_context(|| format!("round {rounds}, after {killed} kills"))?;
             fs::remove_dir_all(self.target())?;
         }
-        Ok(Figures::default().survived(killed).set("bytes", bytes).set("rounds", rounds))
+        Ok(Figures::survived(killed).set("bytes", bytes).set("rounds", rounds))
     }
 
     /// How long an undisturbed copy takes.
@@ -142,18 +143,7 @@ impl CopyRun<'_> {
     }
 
     fn finish(&self) -> Result<()> {
-        let mut child = self.command().spawn()?;
-        let deadline = Instant::now() + PATIENCE;
-        while child.try_wait()?.is_none() {
-            if Instant::now() > deadline {
-                child.kill()?;
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
-        let ended = child.wait_with_output()?;
-        let output_text = String::from_utf8_lossy(&ended.stderr);
-        ensure!(ended.status.success() && output_text.is_empty(), "it ended with {}: {output_text}", ended.status);
-        Ok(())
+        success_of(&mut self.command(), PATIENCE).map(drop)
     }
 
     /// Checks that the copy equals the original, and that nothing is beside it.

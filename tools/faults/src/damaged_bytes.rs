@@ -8,7 +8,7 @@ use std::{
     collections::BTreeMap,
     io::{Read as _, Write as _},
     net::{Shutdown, SocketAddr, TcpStream},
-    process::{Child, ExitStatus, Stdio},
+    process::Stdio,
     sync::{
         Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -21,6 +21,7 @@ use anyhow::{Context, Result, bail, ensure};
 use exec_server_chaos::{Event, Plan, Proxy};
 use exec_server_harness::{
     Random,
+    environment::wait_child,
     server::Setup,
     wire::{self, ServerAddress},
 };
@@ -84,14 +85,12 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
         "no damage was answered with a protocol error: {ends:?}"
     );
     let ends: Vec<_> = ends.iter().map(|(end, count)| format!("{end}:{count}")).collect();
-    Ok(vec![
-        Figures::default()
-            .survived(damaged + answers)
-            .times(&mut trips)
-            .set("ends", ends.join(","))
-            .set("damaged_answers", answers)
-            .set("cut_after_damage", cut),
-    ])
+    Figures::survived(damaged + answers)
+        .times(&mut trips)
+        .set("ends", ends.join(","))
+        .set("damaged_answers", answers)
+        .set("cut_after_damage", cut)
+        .only_line()
 }
 
 /// One connection whose bytes are damaged on their way; returns how it ended.
@@ -198,19 +197,19 @@ fn clients(setting: &FaultSetting, address: &ServerAddress, random: &mut Random)
         let proxy = Proxy::start(address.socket, random.next(), |random| {
             Plan::default().down(random.between(0, 1500), Event::any_damage(random, 40))
         })?;
-        let url = address.url.replacen(&address.socket.to_string(), &proxy.address().to_string(), 1);
+        let url = address.url_through(proxy.address());
         let mut child = parallel_runs::run(&setting.binary, &url)
             .args(["--", "/bin/sh", "-c", "echo one; echo two; exit 3"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()?;
-        let mut status = wait(&mut child, Duration::from_secs(1))?;
+        let mut status = wait_child(&mut child, Duration::from_secs(1))?;
         if status.is_none() {
             cut += 1;
             proxy.disarm();
             proxy.cut(Event::Rst);
-            status = wait(&mut child, Duration::from_secs(20))?;
+            status = wait_child(&mut child, Duration::from_secs(20))?;
         }
         damaged += proxy.count();
         let Some(status) = status else {
@@ -226,15 +225,4 @@ fn clients(setting: &FaultSetting, address: &ServerAddress, random: &mut Random)
         );
     }
     Ok((damaged, cut))
-}
-
-fn wait(child: &mut Child, patience: Duration) -> Result<Option<ExitStatus>> {
-    let begun = Instant::now();
-    loop {
-        let status = child.try_wait()?;
-        if status.is_some() || begun.elapsed() > patience {
-            return Ok(status);
-        }
-        thread::sleep(Duration::from_millis(2));
-    }
 }

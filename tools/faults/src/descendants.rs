@@ -6,7 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use exec_server_harness::environment::wait_until;
 use exec_server_workspace::processes;
 
 /// A unique number for one lot of daemons: a duration for `sleep` that no other process uses.
@@ -35,7 +36,7 @@ pub(super) fn alive_of(marks: &[&str]) -> Vec<u64> {
         let cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let is_its = |mark: &&str| cmdline.split(|byte| *byte == 0).any(|argument| argument == mark.as_bytes());
         if let Some(at) = marks.iter().position(is_its)
-            && state(pid).is_some_and(|(state, _)| state != 'Z')
+            && state(pid).is_some_and(|(state, _)| state != "Z")
         {
             alive[at] += 1;
         }
@@ -45,12 +46,8 @@ pub(super) fn alive_of(marks: &[&str]) -> Vec<u64> {
 
 /// Waits until a lot has this many daemons.
 pub(super) fn wait_alive(mark: &str, count: u64) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while alive(mark) < count {
-        ensure!(Instant::now() < deadline, "{} of {count} daemons came up", alive(mark));
-        thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
+    wait_until("all daemons are up", Duration::from_secs(30), || alive(mark) >= count)
+        .with_context(|| format!("{} of {count} daemons came up", alive(mark)))
 }
 
 /// Waits until no daemon of a lot is left; returns the milliseconds since `since`, or an error after `limit`.
@@ -68,26 +65,18 @@ pub(super) fn until_gone(mark: &str, since: Instant, limit: Duration) -> Result<
 
 /// The number of unreaped dead children of these processes.
 pub(super) fn zombies(parents: &[u32]) -> u64 {
-    let is_theirs = |pid: u32| state(pid).is_some_and(|(state, parent)| state == 'Z' && parents.contains(&parent));
+    let is_theirs = |pid: u32| state(pid).is_some_and(|(state, parent)| state == "Z" && parents.contains(&parent));
     processes::pids().filter(|pid| is_theirs(*pid)).count() as u64
 }
 
-/// State and parent of a process or thread.
-pub(super) fn state(pid: u32) -> Option<(char, u32)> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+/// State and parent of a process.
+fn state(pid: u32) -> Option<(String, u32)> {
+    let mut fields = processes::stat(pid)?.into_iter();
+    Some((fields.next()?, fields.next()?.parse().ok()?))
 }
 
 /// Waits until `count` returns at most this number.
 pub(super) fn settle(what: &str, at_most: u64, count: impl Fn() -> u64) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(5);
-    loop {
-        let now = count();
-        if now <= at_most {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "{what}: {now}, at first {at_most}");
-        thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("the count is as before", Duration::from_secs(5), || count() <= at_most)
+        .with_context(|| format!("{what}: {}, at first {at_most}", count()))
 }

@@ -1,20 +1,22 @@
 //! Producers that write while their client is disconnected, and the oracle that reads them back: every byte at its place, every gap
 //! counted.
 //!
-//! Shared by F9 and F10. It computes what a producer writes at each offset, and relies on no number of the server except the size of a gap.
+//! Shared by F8, F9 and F10. It computes what a producer writes at each offset, and relies on no number of the server except the size of a
+//! gap.
 
 use std::{
     collections::BTreeMap,
-    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
 use exec_server_harness::{
     records::{self, RECORD},
-    wire::{self, CallError, ServerAddress, ServerMessage, WireClient, hello},
+    wire::{self, ServerAddress, ServerMessage, WireClient, hello},
 };
 use serde_json::{Value, json};
+
+use super::producer_load::is_lost;
 
 /// A producer is acknowledged after this many bytes.
 const ACK_EVERY: u64 = 256 << 10;
@@ -29,7 +31,8 @@ pub(super) enum OverflowPolicy {
 /// One producer and how far it was read.
 pub(super) struct Flood {
     id: u64,
-    bytes: u64,
+    /// Bytes that it writes; `None` if it writes until it is terminated.
+    bytes: Option<u64>,
     policy: OverflowPolicy,
     /// Offset of the next byte.
     at: u64,
@@ -41,7 +44,13 @@ pub(super) struct Flood {
 
 impl Flood {
     pub(super) fn new(id: u64, bytes: u64, policy: OverflowPolicy) -> Self {
+        let bytes = Some(bytes);
         Self { id, bytes, policy, at: 0, seq: 0, missing: 0, unacknowledged: 0, closed: false }
+    }
+
+    /// A flood with `dropOldest` that writes until it is terminated.
+    pub(super) fn endless(id: u64) -> Self {
+        Self { bytes: None, ..Self::new(id, 0, OverflowPolicy::DropOldest) }
     }
 
     pub(super) fn name(&self) -> String {
@@ -52,9 +61,14 @@ impl Flood {
         self.policy
     }
 
+    /// Bytes whose loss was reported.
+    pub(super) fn missing(&self) -> u64 {
+        self.missing
+    }
+
     pub(super) fn start(&self, wire: &mut WireClient) -> Result<()> {
         let program = records::program()?;
-        let count = (self.bytes / RECORD).to_string();
+        let count = (self.bytes.unwrap_or(u64::MAX) / RECORD).to_string();
         let argv = [&program, "child", "producer", &self.id.to_string(), &count];
         let mut params = wire::start(&self.name(), &argv);
         if self.policy == OverflowPolicy::DropOldest {
@@ -85,18 +99,35 @@ impl Flood {
             "{}: a gap, and nothing may be dropped: {params}",
             self.name()
         );
-        let bytes = params["bytes"].as_u64().with_context(|| format!("no count in {params}"))?;
-        let next = params["toSeq"].as_u64().with_context(|| format!("no number in {params}"))?;
-        (self.at, self.missing, self.seq) = (self.at + bytes, self.missing + bytes, next);
+        let number = |key: &str| params[key].as_u64().with_context(|| format!("no `{key}` in {params}"));
+        let bytes = number("bytes")?;
+        // An endless flood was terminated before it is read, so nothing more is dropped between the last event and the gap.
+        if self.bytes.is_none() {
+            let from = number("fromSeq")?;
+            ensure!(from == self.seq + 1, "{}: a gap that does not begin after {}: {params}", self.name(), self.seq);
+        }
+        self.at += bytes;
+        self.missing += bytes;
+        self.seq = number("toSeq")?;
+        Ok(())
+    }
+
+    fn exit(&self, code: i64) -> Result<()> {
+        let is_promised = self.bytes.is_none() || code == records::exit_code(self.id);
+        ensure!(is_promised, "{} exited with {code}", self.name());
         Ok(())
     }
 
     fn close(&mut self, params: &Value) -> Result<()> {
-        ensure!(self.at == self.bytes, "{} ended at {} of {} bytes", self.name(), self.at, self.bytes);
-        ensure!(params["outputBytes"] == self.bytes, "{} wrote {}: {params}", self.name(), self.bytes);
+        let written = self.bytes.unwrap_or(self.at);
+        ensure!(self.at == written, "{} ended at {} of {written} bytes", self.name(), self.at);
+        ensure!(params["outputBytes"] == written, "{} wrote {written}: {params}", self.name());
         // Dropped output may have been on its way to us already, so the count can be larger than what we miss, but never smaller.
         let dropped = params["droppedBytes"].as_u64().with_context(|| format!("no count in {params}"))?;
-        let is_reported = dropped >= self.missing && (dropped == 0 || self.policy == OverflowPolicy::DropOldest);
+        let is_reported = match self.bytes {
+            None => dropped == self.missing,
+            Some(_) => dropped >= self.missing && (dropped == 0 || self.policy == OverflowPolicy::DropOldest),
+        };
         ensure!(is_reported, "{} misses {} bytes: {params}", self.name(), self.missing);
         self.closed = true;
         Ok(())
@@ -108,8 +139,8 @@ pub(super) fn drain(address: &ServerAddress, session: &str, floods: &mut [Flood]
     let deadline = Instant::now() + Duration::from_secs(120);
     loop {
         match drain_once(address, session, floods) {
-            Ok(()) => return Ok(floods.iter().map(|flood| flood.bytes - flood.missing).sum()),
-            Err(error) if error.downcast_ref::<CallError>().is_some_and(CallError::is_lost) => {}
+            Ok(()) => return Ok(floods.iter().map(|flood| flood.at - flood.missing).sum()),
+            Err(error) if is_lost(&error) => {}
             Err(error) => return Err(error),
         }
         ensure!(Instant::now() < deadline, "not read whole after 120 s");
@@ -119,7 +150,7 @@ pub(super) fn drain(address: &ServerAddress, session: &str, floods: &mut [Flood]
 fn drain_once(address: &ServerAddress, session: &str, floods: &mut [Flood]) -> Result<()> {
     let (mut wire, _) = WireClient::open(address, &hello(Some(session)))?;
     for flood in floods.iter().filter(|flood| flood.seq > 0) {
-        wire.notify("process/ack", &json!({ "processId": flood.name(), "seq": flood.seq }))?;
+        wire.acknowledge(&flood.name(), flood.seq)?;
     }
     while floods.iter().any(|flood| !flood.closed) {
         let incoming = wire.next_message()?;
@@ -142,19 +173,16 @@ fn drain_once(address: &ServerAddress, session: &str, floods: &mut [Flood]) -> R
         flood.seq = seq;
         match &incoming {
             ServerMessage::Output(output) => flood.output(&output.bytes)?,
-            ServerMessage::Exited { code, .. } => {
-                ensure!(*code == records::exit_code(flood.id), "{} exited with {code}", flood.name());
-            }
+            ServerMessage::Exited { code, .. } => flood.exit(*code)?,
             ServerMessage::Closed { params, .. } => flood.close(params)?,
             ServerMessage::Other { .. } | ServerMessage::Answer { .. } => {}
         }
         if flood.unacknowledged >= ACK_EVERY || flood.closed {
             flood.unacknowledged = 0;
-            wire.notify("process/ack", &json!({ "processId": flood.name(), "seq": flood.seq }))?;
+            wire.acknowledge(&flood.name(), flood.seq)?;
         }
     }
-    wire.call("session/end", &json!({})).context("end the session")?;
-    Ok(())
+    wire.end_session()
 }
 
 fn find<'a>(floods: &'a mut [Flood], name: &str) -> Result<&'a mut Flood> {
@@ -163,33 +191,21 @@ fn find<'a>(floods: &'a mut [Flood], name: &str) -> Result<&'a mut Flood> {
 
 /// The list entry of every process, by id.
 pub(super) fn listed(observer: &mut WireClient) -> Result<BTreeMap<String, Value>> {
-    let list = observer.call("process/list", &json!({ "scope": "all" }))?;
-    let entries = list["processes"].as_array().context("`process/list` gave no `processes`")?;
     let name = |entry: &Value| entry["processId"].as_str().unwrap_or_default().to_owned();
-    Ok(entries.iter().map(|entry| (name(entry), entry.clone())).collect())
-}
-
-/// Polls until a condition holds; returns how long that took.
-pub(super) fn wait(what: &str, within: Duration, mut is_so: impl FnMut() -> Result<bool>) -> Result<Duration> {
-    let begun = Instant::now();
-    while !is_so()? {
-        ensure!(begun.elapsed() < within, "not within {} s: {what}", within.as_secs());
-        thread::sleep(Duration::from_millis(10));
-    }
-    Ok(begun.elapsed())
+    Ok(observer.list_all()?.into_iter().map(|entry| (name(&entry), entry)).collect())
 }
 
 /// A neighbour at work: starts a process and waits for its output; returns the milliseconds.
 pub(super) fn neighbour(wire: &mut WireClient, name: &str) -> Result<f64> {
     let begun = Instant::now();
-    wire.call("process/start", &wire::start(name, &["echo", "fine"])).context("start a neighbour")?;
+    wire.start(name, &["echo", "fine"]).context("start a neighbour")?;
     let mut bytes = Vec::new();
     loop {
         match wire.next_message().context("wait for a neighbour")? {
             ServerMessage::Output(output) => bytes.extend(output.bytes),
             ServerMessage::Closed { seq, .. } => {
                 ensure!(bytes == b"fine\n", "a neighbour said {bytes:?}");
-                wire.notify("process/ack", &json!({ "processId": name, "seq": seq }))?;
+                wire.acknowledge(name, seq)?;
                 wire.call("process/forget", &json!({ "processId": name }))?;
                 return Ok(begun.elapsed().as_secs_f64() * 1e3);
             }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use exec_server_harness::{server::Setup, wire::WireClient};
+use exec_server_harness::{environment::try_until, server::Setup, wire::WireClient};
 use exec_server_workspace::{packages, processes::kill};
 use rustix::process::Signal;
 
@@ -53,14 +53,12 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
         bytes += lived.bytes;
         worst_neighbour = worst_neighbour.max(lived.neighbour_ms);
     }
-    Ok(vec![
-        Figures::default()
-            .survived(disk + sockets)
-            .set("bytes", bytes)
-            .set("disk", disk)
-            .set("sockets", sockets)
-            .set("neighbour_worst_ms", format!("{worst_neighbour:.1}")),
-    ])
+    Figures::survived(disk + sockets)
+        .set("bytes", bytes)
+        .set("disk", disk)
+        .set("sockets", sockets)
+        .set("neighbour_worst_ms", format!("{worst_neighbour:.1}"))
+        .only_line()
 }
 
 /// The results of one round.
@@ -75,7 +73,8 @@ fn one(setup: &Setup, round: u64) -> Result<FailedCallsRound> {
     let server = setup.start()?;
     let (mut observer, _) = WireClient::session(&server.address)?;
     detached_producer::neighbour(&mut observer, "first")?;
-    let (mut sessions, mut tracers) = (Vec::new(), Vec::new());
+    let mut sessions = Vec::new();
+    let mut tracers = Vec::new();
     for (number, fault) in (0..).zip(DISK) {
         let known = setup.holders();
         let (mut wire, session) = WireClient::session(&server.address)?;
@@ -84,12 +83,11 @@ fn one(setup: &Setup, round: u64) -> Result<FailedCallsRound> {
         let holders: Vec<u32> = setup.holders().into_iter().filter(|pid| !known.contains(pid)).collect();
         let [holder] = holders[..] else { bail!("a new session has the holders {holders:?}") };
         tracers.push(Tracer::attach(holder, &format!("{fault}:when=1+3"), setup.scratch())?);
-        sessions.push((wire, session, [flood]));
+        // The client disconnects: from now on the flood goes to disk.
+        sessions.push((session, [flood]));
     }
-    // The clients have disconnected: from now on the floods go to disk.
-    let mut sessions: Vec<_> = sessions.into_iter().map(|(_, session, flood)| (session, flood)).collect();
     let mut neighbour_ms = 0_f64;
-    detached_producer::wait("every flood is written whole, against all refusals", Duration::from_secs(60), || {
+    try_until("every flood is written whole, against all refusals", Duration::from_secs(60), || {
         neighbour_ms = neighbour_ms.max(detached_producer::neighbour(&mut observer, "neighbour")?);
         let list = detached_producer::listed(&mut observer)?;
         let is_whole = |flood: &Flood| list.get(&flood.name()).is_some_and(|entry| entry["outputBytes"] == FLOOD_BYTES);
@@ -123,16 +121,8 @@ impl Tracer {
         let log = scratch.join(format!("strace-{pid}"));
         let calls = fault.split(':').next().unwrap_or_default();
         let mut child = Command::new("strace")
-            .args([
-                "-f",
-                "-e",
-                &format!("trace={calls}"),
-                "-e",
-                &format!("inject={fault}"),
-                "-p",
-                &pid.to_string(),
-                "-o",
-            ])
+            .args(["-f", "-p", &pid.to_string()])
+            .args(["-e", &format!("trace={calls}"), "-e", &format!("inject={fault}"), "-o"])
             .arg(&log)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -155,9 +145,7 @@ impl Tracer {
     /// in the middle of a traced call looks stopped too, for as long as `strace` gets no processor time.
     fn detach(mut self) -> Result<u64> {
         kill(self.pid, Signal::STOP);
-        detached_producer::wait("strace sees all threads of a process stop", Duration::from_secs(10), || {
-            self.has_seen_all_stop()
-        })?;
+        try_until("strace sees all threads of a process stop", Duration::from_secs(10), || self.has_seen_all_stop())?;
         kill(self.child.id(), Signal::TERM);
         self.child.wait()?;
         kill(self.pid, Signal::CONT);

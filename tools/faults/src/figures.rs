@@ -5,7 +5,7 @@
 
 use std::fmt::{self, Display};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 
 /// The figures that every line begins with.
 const FIRST: [&str; 4] = ["injected", "survived", "bytes", "worst_ms"];
@@ -21,16 +21,21 @@ impl Figures {
         self
     }
 
-    /// Records that this many faults were injected and all were survived.
-    pub(super) fn survived(self, injected: u64) -> Self {
-        self.set("injected", injected).set("survived", injected)
+    /// The figures of a run in which this many faults were injected and all were survived.
+    pub(super) fn survived(injected: u64) -> Self {
+        Self::default().set("injected", injected).set("survived", injected)
+    }
+
+    /// The result of a run with one line.
+    pub(super) fn only_line(self) -> Result<Vec<Self>> {
+        Ok(vec![self])
     }
 
     /// Records the worst time and the 99th percentile.
     pub(super) fn times(self, times: &mut [f64]) -> Self {
         times.sort_by(f64::total_cmp);
-        let worst = times.last().copied().unwrap_or_default();
-        self.set("worst_ms", format!("{worst:.1}")).set("p99_ms", format!("{:.1}", percentile(times, 99)))
+        let (worst, p99) = (worst(times), percentile(times, 99));
+        self.set("worst_ms", format!("{worst:.1}")).set("p99_ms", format!("{p99:.1}"))
     }
 
     /// A figure, or `-` if it is not set.
@@ -42,9 +47,8 @@ impl Figures {
 impl Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rest = self.0.iter().filter(|(name, _)| !FIRST.contains(name)).map(|(name, value)| (*name, value.as_str()));
-        let all: Vec<_> = FIRST.iter().map(|name| (*name, self.get(name))).chain(rest).collect();
-        let all: Vec<_> = all.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
-        f.write_str(&all.join(" "))
+        let all = FIRST.iter().map(|name| (*name, self.get(name))).chain(rest);
+        f.write_str(&all.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" "))
     }
 }
 
@@ -54,12 +58,15 @@ pub(super) fn percentile(sorted: &[f64], percent: usize) -> f64 {
     sorted.get(at).copied().unwrap_or_default()
 }
 
+/// The largest value; 0 if there is none.
+pub(super) fn worst(values: &[f64]) -> f64 {
+    values.iter().copied().fold(0.0, f64::max)
+}
+
 /// Fails a run whose times break a promise.
 pub(super) fn ensure_p99(times: &[f64], limit_ms: f64, what: &str) -> Result<()> {
     let p99 = percentile(times, 99);
-    if p99 > limit_ms {
-        bail!("{what}: p99 is {p99:.1} ms, promised {limit_ms} ms");
-    }
+    ensure!(p99 <= limit_ms, "{what}: p99 is {p99:.1} ms, promised {limit_ms} ms");
     Ok(())
 }
 
@@ -69,7 +76,7 @@ mod tests {
 
     #[test]
     fn every_line_begins_alike() {
-        let figures = Figures::default().set("parallel", 3).survived(7).times(&mut [5.0, 1.0]);
+        let figures = Figures::survived(7).set("parallel", 3).times(&mut [5.0, 1.0]);
         assert_eq!(figures.to_string(), "injected=7 survived=7 bytes=- worst_ms=5.0 parallel=3 p99_ms=5.0");
     }
 }

@@ -13,11 +13,15 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use exec_server_harness::{
     server::Setup,
-    wire::{self, CallError, ServerMessage, WireClient},
+    wire::{self, CallError, WireClient},
 };
 use serde_json::json;
 
-use super::{FaultSetting, Figures, figures::percentile, resource_level::ResourceLevel};
+use super::{
+    FaultSetting, Figures,
+    figures::{self, percentile},
+    resource_level::ResourceLevel,
+};
 
 /// Process limit of one command.
 const LIMIT: u64 = 200;
@@ -38,7 +42,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
         let group = limited_group(&mut wire).with_context(context)?;
         // A shell that cannot fork ends, and another one takes its place.
         let bomb = "b() { while :; do (b) & (b) & wait; done; }; b 2>/dev/null & exec sleep 1000";
-        wire.call("process/start", &wire::start("bomb", &["/bin/sh", "-c", bomb])).with_context(context)?;
+        wire.start("bomb", &["/bin/sh", "-c", bomb]).with_context(context)?;
         let raging = Instant::now();
         while raging.elapsed() < RAGE {
             let asked = Instant::now();
@@ -52,28 +56,26 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
         ensure!(most <= LIMIT + cores, "{most} processes under a limit of {LIMIT}");
         let asked = Instant::now();
         wire.call("process/terminate", &json!({ "processId": "bomb" })).with_context(context)?;
-        wait_closed(&mut wire, "bomb")?;
+        wire.wait_closed(1)?;
         while number(&group.join("pids.current")).unwrap_or(0) > 0 {
             ensure!(asked.elapsed() < Duration::from_secs(1), "the bomb is not gone after {:?}", asked.elapsed());
         }
         times.push(asked.elapsed().as_secs_f64() * 1e3);
         refused_fork(&setup, &mut wire).with_context(context)?;
-        wire.call("session/end", &json!({}))?;
+        wire.end_session()?;
     }
-    other.call("session/end", &json!({}))?;
+    other.end_session()?;
     drop(other);
     level.wait_back().context("after the last bomb")?;
     setup.finish(server)?;
-    answers.sort_by(f64::total_cmp);
-    let worst = answers.last().copied().unwrap_or_default();
+    let worst = figures::worst(&answers);
     ensure!(worst < 1000.0, "the server answered after {worst:.0} ms");
-    Ok(vec![
-        Figures::default()
-            .survived(rounds)
-            .times(&mut times)
-            .set("most_processes", most)
-            .set("answer_p99_ms", format!("{:.1}", percentile(&answers, 99))),
-    ])
+    answers.sort_by(f64::total_cmp);
+    Figures::survived(rounds)
+        .times(&mut times)
+        .set("most_processes", most)
+        .set("answer_p99_ms", format!("{:.1}", percentile(&answers, 99)))
+        .only_line()
 }
 
 /// The control group of the session's next process, after verifying that its limit is in force.
@@ -87,7 +89,7 @@ fn limited_group(wire: &mut WireClient) -> Result<PathBuf> {
     let limit = fs::read_to_string(group.join("pids.max"))?;
     ensure!(limit.trim() == LIMIT.to_string(), "the limit in force is {limit}");
     wire.call("process/closeStdin", &json!({ "processId": "calm" }))?;
-    wait_closed(wire, "calm")?;
+    wire.wait_closed(1)?;
     // The next process gets the same group, because it is empty and was never killed; the bomb is watched there.
     Ok(group)
 }
@@ -105,16 +107,6 @@ fn number(file: &Path) -> Result<u64> {
     Ok(fs::read_to_string(file)?.trim().parse()?)
 }
 
-fn wait_closed(wire: &mut WireClient, wanted: &str) -> Result<()> {
-    loop {
-        if let ServerMessage::Closed { process, .. } = wire.next_message()?
-            && process == wanted
-        {
-            return Ok(());
-        }
-    }
-}
-
 /// Makes the kernel refuse a fork of the holder, by putting the holder into a group of ours, and undoes that.
 fn refused_fork(setup: &Setup, wire: &mut WireClient) -> Result<()> {
     let own = Path::new("/sys/fs/cgroup/pids");
@@ -124,24 +116,18 @@ fn refused_fork(setup: &Setup, wire: &mut WireClient) -> Result<()> {
     }
     let holders: Vec<u32> = setup.holders();
     let home = fs::read_to_string(format!("/proc/{}/cgroup", holders.first().context("a holder")?))?;
-    let home = home
-        .lines()
-        .find_map(|line| line.split_once(":pids:"))
-        .context("a group")?
-        .1
-        .trim_start_matches('/')
-        .to_owned();
+    let home = home.lines().find_map(|line| line.split_once(":pids:")).context("a group")?.1.trim_start_matches('/');
     let narrow = own.join(format!("xtask-{}", std::process::id()));
     fs::create_dir(&narrow)?;
     fs::write(narrow.join("pids.max"), "1")?;
     let put = |dir: &Path| holders.iter().try_for_each(|pid| fs::write(dir.join("cgroup.procs"), pid.to_string()));
-    let outcome = put(&narrow).map(|()| wire.call("process/start", &wire::start("refused", &["/bin/true"])));
+    let outcome = put(&narrow).map(|()| wire.start("refused", &["/bin/true"]));
     put(&own.join(home))?;
     fs::remove_dir(&narrow)?;
     match outcome? {
         Err(CallError::Refused { kind, .. }) if kind == "resourcesExhausted" => {}
         other => bail!("a fork that is refused gave {other:?}"),
     }
-    wire.call("process/start", &wire::start("again", &["/bin/true"]))?;
-    wait_closed(wire, "again")
+    wire.start("again", &["/bin/true"])?;
+    wire.wait_closed(1)
 }

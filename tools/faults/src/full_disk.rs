@@ -11,7 +11,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use exec_server_harness::{server::Setup, wire::WireClient};
+use exec_server_harness::{
+    environment::try_until,
+    server::Setup,
+    wire::{ServerAddress, WireClient},
+};
 
 use super::{
     FaultSetting, Figures,
@@ -45,7 +49,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let (mut bytes, mut noticed, mut worst_neighbour) = (0, Vec::new(), 0_f64);
     for round in 0..rounds {
         let filler = random.between(4 << 20, 8 << 20);
-        let lived = one(&setup, &disk, &mut observer, &server.address, (round, filler))
+        let lived = one(&setup, &disk, &mut observer, &server.address, round, filler)
             .with_context(|| format!("round {round}; the server says: {}", setup.log_tail()))?;
         bytes += lived.bytes;
         noticed.push(lived.noticed_ms);
@@ -57,13 +61,11 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     level.wait_back().with_context(|| format!("after the last round; the server says: {}", setup.log_tail()))?;
     drop(observer);
     server.stop()?;
-    Ok(vec![
-        Figures::default()
-            .survived(rounds)
-            .set("bytes", bytes)
-            .times(&mut noticed)
-            .set("neighbour_worst_ms", format!("{worst_neighbour:.1}")),
-    ])
+    Figures::survived(rounds)
+        .set("bytes", bytes)
+        .times(&mut noticed)
+        .set("neighbour_worst_ms", format!("{worst_neighbour:.1}"))
+        .only_line()
 }
 
 /// The results of one round.
@@ -77,8 +79,9 @@ fn one(
     setup: &Setup,
     disk: &Path,
     observer: &mut WireClient,
-    address: &exec_server_harness::wire::ServerAddress,
-    (round, filler): (u64, u64),
+    address: &ServerAddress,
+    round: u64,
+    filler: u64,
 ) -> Result<DiskFullRound> {
     let (mut wire, session) = WireClient::session(address)?;
     let policy = |number| if number == 0 { OverflowPolicy::DropOldest } else { OverflowPolicy::Block };
@@ -91,7 +94,7 @@ fn one(
     drop(wire);
     let names: Vec<String> =
         floods.iter().filter(|flood| flood.policy() == OverflowPolicy::Block).map(Flood::name).collect();
-    detached_producer::wait("a flood is blocked by the full disk", Duration::from_secs(30), || {
+    try_until("a flood is blocked by the full disk", Duration::from_secs(30), || {
         let list = detached_producer::listed(observer)?;
         Ok(names.iter().any(|name| list.get(name).is_some_and(|entry| entry["blocked"] == "diskFull")))
     })?;
@@ -108,11 +111,11 @@ fn one(
     let before = written(observer)?;
     fs::remove_file(disk.join("filler")).context("free the disk")?;
     let all = FLOOD_BYTES * names.len() as u64;
-    let noticed = detached_producer::wait("spilling goes on where the disk was freed", NOTICED_WITHIN, || {
+    let noticed = try_until("spilling goes on where the disk was freed", NOTICED_WITHIN, || {
         Ok(written(observer)? >= (before + (2 << 20)).min(all))
     })?;
     let bytes = detached_producer::drain(address, &session, &mut floods)?;
-    detached_producer::wait("nothing is left on the disk", Duration::from_secs(5), || Ok(segments(disk)? == 0))?;
+    try_until("nothing is left on the disk", Duration::from_secs(5), || Ok(segments(disk)? == 0))?;
     ensure!(!setup.family().is_empty(), "the server is gone");
     Ok(DiskFullRound { bytes, noticed_ms: noticed.as_secs_f64() * 1e3, neighbour_ms })
 }

@@ -10,19 +10,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use exec_server_chaos::{Plan, Proxy, Way};
 use exec_server_harness::{
     Random,
-    records::{self, RECORD, Records},
+    environment::wait_until,
+    records::RECORD,
     server::Setup,
-    wire::{self, ServerAddress, ServerMessage, WireClient, hello},
+    wire::{ServerAddress, WireClient, hello},
 };
 use exec_server_workspace::packages;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::json;
 
-use super::{FaultSetting, Figures};
+use super::{FaultSetting, Figures, figures, producer_reader::ProducerReader};
 
 /// Concurrent half-open sessions.
 const AT_ONCE: u64 = 10;
@@ -68,24 +69,18 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     }
     setup.finish(server)?;
     let links = rounds * AT_ONCE;
-    detected.sort_by(f64::total_cmp);
-    Ok(vec![
-        Figures::default()
-            .survived(2 * links)
-            .set("bytes", bytes)
-            .times(&mut times)
-            .set("links_down", links)
-            .set("worst_detection_ms", format!("{:.0}", detected.last().copied().unwrap_or_default())),
-    ])
+    Figures::survived(2 * links)
+        .set("bytes", bytes)
+        .times(&mut times)
+        .set("links_down", links)
+        .set("worst_detection_ms", format!("{:.0}", figures::worst(&detected)))
+        .only_line()
 }
 
 /// A client that no longer receives anything; its socket stays open.
 struct SilentClient {
-    id: u64,
     session: String,
-    records: Records,
-    seq: u64,
-    _wire: WireClient,
+    reader: ProducerReader,
 }
 
 /// Twice the acknowledgement window, so that much of it is sent after the peer went silent.
@@ -94,14 +89,12 @@ const COUNT: u64 = (8 << 20) / RECORD;
 fn open_all(address: &ServerAddress, first: u64) -> Result<Vec<SilentClient>> {
     (first..first + AT_ONCE)
         .map(|id| {
-            let (mut wire, session) = WireClient::session(address)?;
-            let argv = [&records::program()?, "child", "producer", &id.to_string(), &COUNT.to_string()];
-            wire.call("process/start", &wire::start("p", &argv))?;
-            let (mut records, mut seq) = (Records::new(id), 0);
-            while seq == 0 {
-                take(&mut wire, &mut records, &mut seq)?;
+            let (wire, session) = WireClient::session(address)?;
+            let mut reader = ProducerReader::start(wire, id, COUNT)?;
+            while reader.seq == 0 {
+                reader.take()?;
             }
-            Ok(SilentClient { id, session, records, seq, _wire: wire })
+            Ok(SilentClient { session, reader })
         })
         .collect()
 }
@@ -125,37 +118,19 @@ fn come_back(address: &ServerAddress, open: Vec<SilentClient>, random: &mut Rand
     })
 }
 
-fn resume(address: &ServerAddress, mut open: SilentClient, takeover: bool) -> Result<f64> {
-    let mut params = hello(Some(&open.session));
+fn resume(address: &ServerAddress, open: SilentClient, takeover: bool) -> Result<f64> {
+    let SilentClient { session, mut reader } = open;
+    let mut params = hello(Some(&session));
     params["takeover"] = json!(takeover);
     let begun = Instant::now();
-    let (mut wire, _) =
-        WireClient::open(address, &params).with_context(|| format!("resume with takeover {takeover}"))?;
+    let (wire, _) = WireClient::open(address, &params).with_context(|| format!("resume with takeover {takeover}"))?;
     let took = begun.elapsed();
     let promised = Duration::from_secs(if takeover { 1 } else { 3 });
     ensure!(took <= promised, "handed over after {took:?} with takeover {takeover}, promised {promised:?}");
-    while take(&mut wire, &mut open.records, &mut open.seq)? {}
-    open.records.finish(COUNT).with_context(|| format!("session {}", open.id))?;
-    wire.call("session/end", &json!({})).context("end the session")?;
+    // Kept to the end: the socket of a silent client stays open.
+    let _silent = reader.resume(wire);
+    reader.finish().with_context(|| format!("session {session}"))?;
     Ok(took.as_secs_f64() * 1e3)
-}
-
-/// Handles one message; returns false at the end.
-fn take(wire: &mut WireClient, records: &mut Records, seq: &mut u64) -> Result<bool> {
-    match wire.next_message()? {
-        ServerMessage::Output(output) if output.seq > *seq => {
-            ensure!(output.seq == *seq + 1 && output.gap.is_none(), "number {} after {seq}", output.seq);
-            records.push(&output.bytes);
-            *seq = output.seq;
-            if output.seq.is_multiple_of(4) {
-                wire.notify("process/ack", &json!({ "processId": "p", "seq": output.seq }))?;
-            }
-        }
-        ServerMessage::Closed { .. } => return Ok(false),
-        ServerMessage::Other { method, params } => bail!("unexpected `{method}`: {params}"),
-        ServerMessage::Output(_) | ServerMessage::Exited { .. } | ServerMessage::Answer { .. } => {}
-    }
-    Ok(true)
 }
 
 /// How many dead peers the server has reported.
@@ -165,15 +140,8 @@ fn noticed(setup: &Setup) -> u64 {
 
 fn wait_noticed(setup: &Setup, wanted: u64) -> Result<f64> {
     let begun = Instant::now();
-    while noticed(setup) < wanted {
-        ensure!(
-            begun.elapsed() <= DEAD_AFTER + SLACK,
-            "{} of {AT_ONCE} dead peers were not noticed within {:?}",
-            wanted - noticed(setup),
-            DEAD_AFTER + SLACK
-        );
-        thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("all dead peers are noticed", DEAD_AFTER + SLACK, || noticed(setup) >= wanted)
+        .with_context(|| format!("{} of {AT_ONCE} dead peers were not noticed", wanted - noticed(setup)))?;
     Ok(begun.elapsed().as_secs_f64() * 1e3)
 }
 
@@ -194,8 +162,7 @@ impl NetworkNamespace {
         let (name, link) = (format!("xtask-{own}"), format!("xt{own}"));
         let (low, high) = (own % 200 + 20, own / 200 % 250);
         let net = Self { near: format!("10.{low}.{high}.1"), name, link };
-        let far = format!("10.{low}.{high}.2/24");
-        let near = format!("{}/24", net.near);
+        let (near, far) = (format!("{}/24", net.near), format!("10.{low}.{high}.2/24"));
         for line in [
             format!("netns add {}", net.name),
             format!("link add {} type veth peer name far0 netns {}", net.link, net.name),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use exec_server_harness::{
     server::{self, Setup},
-    wire::{self, ServerMessage, WireClient},
+    wire::{ServerMessage, WireClient},
 };
 use serde_json::json;
 
@@ -35,7 +35,7 @@ fn lot(setting: &FaultSetting, count: u64, grouped: bool) -> Result<Figures> {
     let setup = if grouped { setup } else { setup.run_by(NOBODY)? };
     let server = setup.start()?;
     let (mut wire, _) = WireClient::session(&server.address)?;
-    wire.call("process/start", &wire::start("first", &["/bin/sh", "-c", "cat /proc/self/cgroup"]))?;
+    wire.start("first", &["/bin/sh", "-c", "cat /proc/self/cgroup"])?;
     let own = read(&mut wire, "first")?;
     ensure!(
         own.contains("exec-server-") == grouped,
@@ -47,7 +47,7 @@ fn lot(setting: &FaultSetting, count: u64, grouped: bool) -> Result<Figures> {
     let mark = descendants::mark(u64::from(grouped));
     for maker in 0..MAKERS {
         let script = descendants::script(&mark, each, "exec sleep 1000");
-        wire.call("process/start", &wire::start(&format!("maker-{maker}"), &["/bin/sh", "-c", &script]))?;
+        wire.start(&format!("maker-{maker}"), &["/bin/sh", "-c", &script])?;
     }
     descendants::wait_alive(&mark, each * MAKERS)?;
     let asked = Instant::now();
@@ -55,10 +55,7 @@ fn lot(setting: &FaultSetting, count: u64, grouped: bool) -> Result<Figures> {
         wire.call("process/terminate", &json!({ "processId": format!("maker-{maker}") }))?;
     }
     // Their ends come in any order.
-    let mut closed = 0;
-    while closed < MAKERS {
-        closed += u64::from(matches!(wire.next_message()?, ServerMessage::Closed { .. }));
-    }
+    wire.wait_closed(usize::try_from(MAKERS)?)?;
     for maker in 0..MAKERS {
         wire.call("process/forget", &json!({ "processId": format!("maker-{maker}") }))?;
     }
@@ -69,7 +66,7 @@ fn lot(setting: &FaultSetting, count: u64, grouped: bool) -> Result<Figures> {
         descendants::settle("descriptors of the holder", before.1, || server::descriptors(holder))?;
     }
     let asked = Instant::now();
-    wire.call("session/end", &json!({}))?;
+    wire.end_session()?;
     let gone = descendants::until_gone(&mark, asked, Duration::from_secs(5))?;
     if !grouped {
         times.push(gone);
@@ -77,7 +74,7 @@ fn lot(setting: &FaultSetting, count: u64, grouped: bool) -> Result<Figures> {
     descendants::settle("descriptors of the server", before.0, || server::descriptors(server.pid()))?;
     descendants::settle("dead and not reaped", 0, || descendants::zombies(&setup.family()))?;
     setup.finish(server)?;
-    Ok(Figures::default().survived(count).times(&mut times).set("groups", grouped))
+    Ok(Figures::survived(count).times(&mut times).set("groups", grouped))
 }
 
 /// All output of a process until it has closed.

@@ -6,20 +6,19 @@
 use std::{
     fs,
     path::Path,
-    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
 use exec_server_harness::{
-    records::{self, RECORD, Records},
+    environment::wait_until,
+    records::{RECORD, Records},
     server::{self, Server, Setup},
-    wire::{self, OutputChunk, ServerMessage, WireClient, hello},
+    wire::{CallError, OutputChunk, ServerMessage, WireClient, hello},
 };
 use exec_server_workspace::processes;
-use serde_json::json;
 
-use super::{FaultSetting, Figures, descendants};
+use super::{FaultSetting, Figures, descendants, figures};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -52,14 +51,11 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     descendants::settle("descriptors of the server", baseline + 2, || server::descriptors(server.pid()))?;
     descendants::settle("dead and not reaped", 0, || descendants::zombies(&setup.family()))?;
     setup.finish(server)?;
-    gone.sort_by(f64::total_cmp);
-    Ok(vec![
-        Figures::default()
-            .survived(wanted)
-            .set("bytes", bytes)
-            .times(&mut told)
-            .set("gone_ms", format!("{:.1}", gone.last().copied().unwrap_or_default())),
-    ])
+    Figures::survived(wanted)
+        .set("bytes", bytes)
+        .times(&mut told)
+        .set("gone_ms", format!("{:.1}", figures::worst(&gone)))
+        .only_line()
 }
 
 /// One session whose holder is killed.
@@ -73,14 +69,12 @@ impl HolderRound<'_> {
     /// Kills the holder while producers write; returns the milliseconds until the client was informed and until everything was gone.
     fn killed(&self, after: Duration) -> Result<(f64, f64)> {
         let (mut wire, _) = WireClient::session(&self.server.address)?;
-        let before = self.holders();
+        let before = self.setup.holders();
         let mark = descendants::mark(self.number);
         let script = descendants::script(&mark, DAEMONS, "exec sleep 1000");
-        wire.call("process/start", &wire::start("daemons", &["/bin/sh", "-c", &script]))?;
-        let program = records::program()?;
-        for id in 0..2_u64 {
-            let argv = [&program, "child", "producer", &id.to_string(), &(1_u64 << 40).to_string()];
-            wire.call("process/start", &wire::start(&format!("producer-{id}"), &argv))?;
+        wire.start("daemons", &["/bin/sh", "-c", &script])?;
+        for id in 0..2 {
+            wire.start_producer(&format!("producer-{id}"), id, 1 << 40)?;
         }
         descendants::wait_alive(&mark, DAEMONS)?;
         wire.attend(after)?;
@@ -89,46 +83,37 @@ impl HolderRound<'_> {
         processes::kill(holder, rustix::process::Signal::KILL);
         let told = wait_lost(&mut wire, 3, killed)?;
         let gone = descendants::until_gone(&mark, killed, SECOND)?;
-        match wire.call("process/start", &wire::start("late", &["/bin/true"])) {
-            Err(wire::CallError::Refused { kind, .. }) if kind == "holderLost" => {}
+        match wire.start("late", &["/bin/true"]) {
+            Err(CallError::Refused { kind, .. }) if kind == "holderLost" => {}
             other => bail!("a start after it gave {other:?}"),
         }
-        wire.call("session/end", &json!({}))?;
+        wire.end_session()?;
         Ok((told, gone))
     }
 
     /// Kills the holder while no client is attached and output is on disk; returns how many bytes were read back.
     fn spilled(&self) -> Result<u64> {
         let (mut wire, session) = WireClient::session(&self.server.address)?;
-        let before = self.holders();
+        let before = self.setup.holders();
         let id = 1000 + self.number;
-        let (program, count) = (records::program()?, (64_u64 << 20) / RECORD);
-        let argv = [&program, "child", "producer", &id.to_string(), &count.to_string()];
         let process = format!("away-{id}");
-        wire.call("process/start", &wire::start(&process, &argv))?;
+        wire.start_producer(&process, id, (64 << 20) / RECORD)?;
         drop(wire);
         let dir = self.setup.state_dir().join("sessions").join(&session);
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while on_disk(&dir) < 4 {
-            ensure!(Instant::now() < deadline, "nothing went to disk in `{}`", dir.display());
-            thread::sleep(Duration::from_millis(5));
-        }
+        wait_until("output is on disk", Duration::from_secs(20), || on_disk(&dir) >= 4)
+            .with_context(|| format!("in `{}`", dir.display()))?;
         let segments = on_disk(&dir);
         processes::kill(self.new_holder(&before)?, rustix::process::Signal::KILL);
         let (mut wire, _) = WireClient::open(&self.server.address, &hello(Some(&session)))?;
         let bytes = read_back(&mut wire, &process, id)?;
         // A segment contains a little less output than its size, because every record has a header.
         ensure!(bytes >= segments * 900_000, "{segments} segments were on disk, and {bytes} bytes came back");
-        wire.call("session/end", &json!({}))?;
+        wire.end_session()?;
         Ok(bytes)
     }
 
-    fn holders(&self) -> Vec<u32> {
-        self.setup.holders()
-    }
-
     fn new_holder(&self, before: &[u32]) -> Result<u32> {
-        let new: Vec<u32> = self.holders().into_iter().filter(|pid| !before.contains(pid)).collect();
+        let new: Vec<u32> = self.setup.holders().into_iter().filter(|pid| !before.contains(pid)).collect();
         ensure!(new.len() == 1, "one holder is new: {new:?}");
         Ok(new[0])
     }
@@ -145,7 +130,7 @@ fn wait_lost(wire: &mut WireClient, processes: usize, killed: Instant) -> Result
             }
             // The exit comes after the output, which is sent only as it is acknowledged.
             ServerMessage::Output(OutputChunk { process, seq, .. }) => {
-                wire.notify("process/ack", &json!({ "processId": process, "seq": seq }))?;
+                wire.acknowledge(&process, seq)?;
             }
             ServerMessage::Closed { .. } | ServerMessage::Answer { .. } | ServerMessage::Other { .. } => {}
         }
@@ -158,24 +143,20 @@ fn wait_lost(wire: &mut WireClient, processes: usize, killed: Instant) -> Result
 /// Reads the rest of a log; it must be a prefix of what was written, without a hole.
 fn read_back(wire: &mut WireClient, process: &str, id: u64) -> Result<u64> {
     let (mut records, mut bytes) = (Records::new(id), 0);
-    let mut pending = Vec::new();
     loop {
         match wire.next_message()? {
             ServerMessage::Output(output) if output.process == process => {
                 ensure!(output.gap.is_none(), "a gap: {:?}", output.gap);
                 bytes += output.bytes.len() as u64;
-                pending.extend_from_slice(&output.bytes);
-                let whole = pending.len() - pending.len() % RECORD as usize;
-                records.push(&pending[..whole]);
-                pending.drain(..whole);
-                wire.notify("process/ack", &json!({ "processId": process, "seq": output.seq }))?;
+                records.push(&output.bytes);
+                wire.acknowledge(process, output.seq)?;
             }
             ServerMessage::Closed { process: closed, .. } if closed == process => break,
             ServerMessage::Other { method, params } if method == "process/gap" => bail!("a gap: {params}"),
             _ => {}
         }
     }
-    records.finish(bytes / RECORD)?;
+    records.finish_torn(bytes)?;
     Ok(bytes)
 }
 

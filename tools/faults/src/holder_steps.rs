@@ -23,5 +23,5 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     };
     // The last run of each seed ends by itself.
     let killed = figure("lives")? - seeds;
-    Ok(vec![Figures::default().survived(killed).set("bytes", figure("bytes")?).set("seeds", seeds).set("from", from)])
+    Figures::survived(killed).set("bytes", figure("bytes")?).set("seeds", seeds).set("from", from).only_line()
 }

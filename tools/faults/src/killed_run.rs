@@ -6,14 +6,15 @@ use std::{
     fs,
     io::Read as _,
     path::Path,
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use exec_server_harness::{
     Random,
+    environment::{describe, finish, wait_until},
     records::{self, RECORD, Records},
     server::Setup,
 };
@@ -30,11 +31,7 @@ const EMPTY_FOR: Duration = Duration::from_secs(45);
 /// The child mode: waits for the file `gate` in the middle.
 pub(super) fn child(id: u64, count: u64, gate: &str) -> Result<()> {
     records::write_records(id, 0..count / 2)?;
-    let deadline = Instant::now() + 4 * PATIENCE;
-    while !Path::new(gate).exists() {
-        ensure!(Instant::now() < deadline, "nobody opened `{gate}`");
-        thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("the gate is opened", 4 * PATIENCE, || Path::new(gate).exists())?;
     records::write_records(id, count / 2..count)?;
     std::process::exit(i32::try_from(records::exit_code(id))?)
 }
@@ -64,25 +61,14 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
         bytes += outcome.with_context(|| format!("client {id}; the server says: {}", setup.log_tail()))?;
         ended += u64::from(kills);
     }
-    wait_for_empty_sessions(&setup)?;
+    // An empty session stays for half a minute, in case its client is only disconnected; then its holder exits.
+    wait_until("no holder is left", EMPTY_FOR, || setup.holders().is_empty())?;
     parallel_runs::finish(&setup, server)?;
-    Ok(vec![
-        Figures::default()
-            .survived(wanted)
-            .set("read_whole", wanted - ended)
-            .set("ended_by_kill", ended)
-            .set("bytes", bytes),
-    ])
-}
-
-/// An empty session stays for half a minute, in case its client is only disconnected; then its holder exits.
-fn wait_for_empty_sessions(setup: &Setup) -> Result<()> {
-    let deadline = Instant::now() + EMPTY_FOR;
-    while !setup.holders().is_empty() {
-        ensure!(Instant::now() < deadline, "holders of empty sessions are there after {EMPTY_FOR:?}");
-        thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
+    Figures::survived(wanted)
+        .set("read_whole", wanted - ended)
+        .set("ended_by_kill", ended)
+        .set("bytes", bytes)
+        .only_line()
 }
 
 /// A program whose client is killed.
@@ -137,23 +123,16 @@ impl LeftProgram<'_> {
 
     /// Reads all of its output and its exit code, with commands that are started before or after the gate opens.
     fn read_whole(&self, comes_before: bool) -> Result<u64> {
-        let logs = || self.spawn(&["logs", "-f", &self.name]);
-        let wait = || self.spawn(&["wait", &self.name]);
-        let open = || fs::write(&self.gate, "");
-        let (logs, wait) = if comes_before {
-            let both = (logs()?, wait()?);
-            open()?;
-            both
-        } else {
-            open()?;
-            (logs()?, wait()?)
-        };
-        let logs = finish(logs).context("`logs -f`")?;
+        let spawn = || anyhow::Ok((self.spawn(&["logs", "-f", &self.name])?, self.spawn(&["wait", &self.name])?));
+        let early = if comes_before { Some(spawn()?) } else { None };
+        fs::write(&self.gate, "")?;
+        let (logs, wait) = early.map_or_else(spawn, Ok)?;
+        let logs = finish(logs, PATIENCE).context("`logs -f`")?;
         ensure!(logs.status.success() && logs.stderr.is_empty(), "`logs -f` {}", describe(&logs));
         let mut records = Records::new(self.id);
         records.push(&logs.stdout);
         records.finish(self.count).context("`logs -f`")?;
-        let waited = finish(wait).context("`wait`")?;
+        let waited = finish(wait, PATIENCE).context("`wait`")?;
         let code = waited.status.code().map(i64::from);
         ensure!(code == Some(records::exit_code(self.id)), "`wait` {}", describe(&waited));
         Ok(logs.stdout.len() as u64)
@@ -162,14 +141,13 @@ impl LeftProgram<'_> {
     /// `kill` ends it, `wait` returns the right code, and the output until then is there without a hole.
     fn end(&self, pid: u64) -> Result<u64> {
         self.succeed(&["kill", &self.name])?;
-        let waited = finish(self.spawn(&["wait", &self.name])?)?;
+        let waited = finish(self.spawn(&["wait", &self.name])?, PATIENCE)?;
         ensure!(waited.status.code() == Some(128 + 15), "`wait` after `kill` {}", describe(&waited));
         ensure!(!Path::new(&format!("/proc/{pid}")).exists(), "pid {pid} is still there");
         let logs = self.succeed(&["logs", &self.name])?;
         let mut records = Records::new(self.id);
-        let whole = logs.stdout.len() as u64 / RECORD;
-        records.push(&logs.stdout[..usize::try_from(whole * RECORD)?]);
-        records.finish(whole).context("`logs` after `kill`")?;
+        records.push(&logs.stdout);
+        records.finish_torn(logs.stdout.len() as u64).context("`logs` after `kill`")?;
         Ok(logs.stdout.len() as u64)
     }
 
@@ -180,7 +158,7 @@ impl LeftProgram<'_> {
         Ok(list.into_iter().find(|entry| entry["processId"] == *self.name))
     }
 
-    fn spawn(&self, args: &[&str]) -> Result<std::process::Child> {
+    fn spawn(&self, args: &[&str]) -> Result<Child> {
         let mut command = Command::new(self.binary);
         command.args(args).env("EXEC_SERVER_URL", self.url);
         let pipes = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -188,39 +166,9 @@ impl LeftProgram<'_> {
     }
 
     fn succeed(&self, args: &[&str]) -> Result<Output> {
-        let output = finish(self.spawn(args)?).with_context(|| format!("`{}`", args.join(" ")))?;
+        let output = finish(self.spawn(args)?, PATIENCE).with_context(|| format!("`{}`", args.join(" ")))?;
         let good = output.status.success() && output.stderr.is_empty();
         ensure!(good, "`{}` {}", args.join(" "), describe(&output));
         Ok(output)
     }
-}
-
-/// The output of a command, which is killed if it takes too long.
-fn finish(mut child: std::process::Child) -> Result<Output> {
-    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-    let mut pipes = (child.stdout.take().context("a pipe")?, child.stderr.take().context("a pipe")?);
-    let status = thread::scope(|scope| {
-        let out = scope.spawn(|| pipes.0.read_to_end(&mut stdout));
-        let err = scope.spawn(|| pipes.1.read_to_end(&mut stderr));
-        let deadline = Instant::now() + PATIENCE;
-        let status = loop {
-            if let Some(status) = child.try_wait()? {
-                break status;
-            }
-            if Instant::now() > deadline {
-                child.kill()?;
-                child.wait()?;
-                bail!("not done within {} s", PATIENCE.as_secs());
-            }
-            thread::sleep(Duration::from_millis(2));
-        };
-        out.join().expect("the reader does not panic")?;
-        err.join().expect("the reader does not panic")?;
-        Ok(status)
-    })?;
-    Ok(Output { status, stdout, stderr })
-}
-
-fn describe(output: &Output) -> String {
-    format!("ended with {} and said: {}", output.status, String::from_utf8_lossy(&output.stderr).trim_end())
 }

@@ -6,22 +6,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use exec_server_harness::{
     records::{self, RECORD, Records},
     server::Setup,
-    wire::{self, ServerAddress, ServerMessage, WireClient, hello},
+    wire::{ServerAddress, WireClient, hello},
 };
 use serde_json::json;
 
-use super::{FaultSetting, Figures};
+use super::{FaultSetting, Figures, producer_reader::ProducerReader};
 
 /// How much server, spawner and holders together may grow.
 const GROWTH_KIB: u64 = 32 << 10;
-
-/// The reader acknowledges after this many bytes.
-const ACK_EVERY: u64 = 256 << 10;
 
 const PRODUCER: u64 = 1;
 
@@ -79,8 +76,7 @@ fn one(setting: &FaultSetting, client: &'static str, total: u64, read: ReadFn) -
     setup.finish(server)?;
     let growth = peak.into_inner().saturating_sub(before);
     ensure!(growth < GROWTH_KIB, "memory grew by {growth} KiB with {total} bytes of output, at most {GROWTH_KIB}");
-    Ok(Figures::default()
-        .survived(1)
+    Ok(Figures::survived(1)
         .set("bytes", total)
         .set("client", client)
         .set("before_kib", before)
@@ -88,39 +84,31 @@ fn one(setting: &FaultSetting, client: &'static str, total: u64, read: ReadFn) -
         .set("mb_per_s", format!("{:.0}", total as f64 / 1e6 / seconds)))
 }
 
-fn start(wire: &mut WireClient, total: u64) -> Result<()> {
-    let program = records::program()?;
-    let count = (total / RECORD).to_string();
-    wire.call("process/start", &wire::start("p", &[&program, "child", "producer", &PRODUCER.to_string(), &count]))?;
-    Ok(())
-}
-
 /// Reads pushed output, at full speed or at a given number of bytes per second.
 fn pushed(address: &ServerAddress, total: u64, initialize: &serde_json::Value, rate: Option<f64>) -> Result<()> {
-    let (mut wire, _) = WireClient::open(address, initialize)?;
-    start(&mut wire, total)?;
-    let acknowledges = initialize.get("capabilities").is_some();
-    let mut reader = DeliveryReader::new(rate, acknowledges);
-    while !reader.take(&mut wire)? {}
-    reader.records.finish(total / RECORD)?;
-    wire.call("session/end", &json!({})).context("end the session")?;
-    Ok(())
+    let (wire, _) = WireClient::open(address, initialize)?;
+    let mut reader = ProducerReader::start(wire, PRODUCER, total / RECORD)?;
+    reader.acknowledges = initialize.get("capabilities").is_some();
+    let begun = Instant::now();
+    while let Some(rate) = rate
+        && reader.take()?
+    {
+        let due = Duration::from_secs_f64(reader.bytes as f64 / rate);
+        thread::sleep(due.saturating_sub(begun.elapsed()));
+    }
+    reader.finish()
 }
 
 /// Starts a process, disconnects until half of the output is written (or the quota stops it), and reconnects.
 fn away_for_half(address: &ServerAddress, total: u64) -> Result<()> {
     let (mut wire, session) = WireClient::session(address)?;
-    start(&mut wire, total)?;
+    wire.start_producer("p", PRODUCER, total / RECORD)?;
     drop(wire);
     let (mut observer, _) = WireClient::session(address)?;
     wait_written(&mut observer, total / 2)?;
-    observer.call("session/end", &json!({}))?;
-    let (mut wire, _) = WireClient::open(address, &hello(Some(&session)))?;
-    let mut reader = DeliveryReader::new(None, true);
-    while !reader.take(&mut wire)? {}
-    reader.records.finish(total / RECORD)?;
-    wire.call("session/end", &json!({})).context("end the session")?;
-    Ok(())
+    observer.end_session()?;
+    let (wire, _) = WireClient::open(address, &hello(Some(&session)))?;
+    ProducerReader::new(wire, PRODUCER, total / RECORD).finish()
 }
 
 /// Polls the list of another session. The wait also ends when the holder cannot store more (quota, free-space floor).
@@ -128,8 +116,7 @@ fn wait_written(observer: &mut WireClient, wanted: u64) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(120);
     let (mut last, mut since) = (0, Instant::now());
     loop {
-        let list = observer.call("process/list", &json!({ "scope": "all" }))?;
-        let entries = list["processes"].as_array().context("`process/list` gave no `processes`")?;
+        let entries = observer.list_all()?;
         let entry = entries.iter().find(|entry| entry["processId"] == "p").context("the process is not listed")?;
         let written = entry["outputBytes"].as_u64().with_context(|| format!("no `outputBytes` in {entry}"))?;
         if written >= wanted {
@@ -148,85 +135,10 @@ fn wait_written(observer: &mut WireClient, wanted: u64) -> Result<()> {
     }
 }
 
-/// A reader of pushed events: checks numbers and records, keeps to a rate, acknowledges what it consumed.
-struct DeliveryReader {
-    records: Records,
-    seq: u64,
-    bytes: u64,
-    unacknowledged: u64,
-    rate: Option<f64>,
-    begun: Instant,
-    acknowledges: bool,
-    exited: bool,
-}
-
-impl DeliveryReader {
-    fn new(rate: Option<f64>, acknowledges: bool) -> Self {
-        Self {
-            records: Records::new(PRODUCER),
-            seq: 0,
-            bytes: 0,
-            unacknowledged: 0,
-            rate,
-            begun: Instant::now(),
-            acknowledges,
-            exited: false,
-        }
-    }
-
-    /// Handles one message; returns true at the end.
-    fn take(&mut self, wire: &mut WireClient) -> Result<bool> {
-        let incoming =
-            wire.next_message().with_context(|| format!("after number {}, {} bytes", self.seq, self.bytes))?;
-        match incoming {
-            ServerMessage::Output(output) => {
-                ensure!(output.gap.is_none(), "a gap: {:?}", output.gap);
-                self.advance(output.seq)?;
-                self.records.push(&output.bytes);
-                self.consume(output.bytes.len() as u64, wire)?;
-                Ok(false)
-            }
-            ServerMessage::Exited { seq, code, .. } => {
-                self.advance(seq)?;
-                ensure!(code == records::exit_code(PRODUCER), "the producer exited with {code}");
-                self.exited = true;
-                Ok(false)
-            }
-            ServerMessage::Closed { seq, .. } => {
-                self.advance(seq)?;
-                ensure!(self.exited, "closed before it exited");
-                Ok(true)
-            }
-            ServerMessage::Other { method, params } => bail!("unexpected `{method}`: {params}"),
-            ServerMessage::Answer { .. } => Ok(false),
-        }
-    }
-
-    fn advance(&mut self, seq: u64) -> Result<()> {
-        ensure!(seq == self.seq + 1, "number {seq} after {}", self.seq);
-        self.seq = seq;
-        Ok(())
-    }
-
-    fn consume(&mut self, bytes: u64, wire: &mut WireClient) -> Result<()> {
-        self.bytes += bytes;
-        self.unacknowledged += bytes;
-        if let Some(rate) = self.rate {
-            let due = Duration::from_secs_f64(self.bytes as f64 / rate);
-            thread::sleep(due.saturating_sub(self.begun.elapsed()));
-        }
-        if self.acknowledges && self.unacknowledged >= ACK_EVERY {
-            self.unacknowledged = 0;
-            wire.notify("process/ack", &json!({ "processId": "p", "seq": self.seq }))?;
-        }
-        Ok(())
-    }
-}
-
 /// Reads with `process/read` only, as a reference client does; pushed output is ignored.
 fn polled(address: &ServerAddress, total: u64) -> Result<()> {
     let (mut wire, _) = WireClient::open(address, &plain())?;
-    start(&mut wire, total)?;
+    wire.start_producer("p", PRODUCER, total / RECORD)?;
     let mut records = Records::new(PRODUCER);
     let mut after = 0;
     loop {
@@ -246,6 +158,5 @@ fn polled(address: &ServerAddress, total: u64) -> Result<()> {
         }
     }
     records.finish(total / RECORD)?;
-    wire.call("session/end", &json!({})).context("end the session")?;
-    Ok(())
+    wire.end_session()
 }

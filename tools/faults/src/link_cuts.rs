@@ -1,19 +1,14 @@
 //! F1: the link is cut repeatedly under load; the client resumes and checks every record.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use exec_server_chaos::{Event, Plan, Proxy};
-use exec_server_harness::{
-    Random,
-    server::Setup,
-    wire::{ServerAddress, WireClient},
-};
-use serde_json::json;
+use exec_server_harness::{Random, server::Setup};
 
 use super::{
     FaultScale, FaultSetting, Figures, ensure_p99,
-    producer_load::{ProducerLoad, is_lost},
+    producer_load::{ProducerLoad, is_lost, millis},
 };
 
 /// Concurrent producers.
@@ -32,12 +27,12 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
 
     let mut load = ProducerLoad::new(random, LANES)?;
     let begun = Instant::now();
+    load.resume(&address, begun)?;
     let mut resumes = Vec::new();
-    let mut wire = resume(&mut load, &address, Instant::now())?.0;
     let mut cut_at = None;
     while !load.is_done() {
         let bytes = load.bytes;
-        match load.step(&mut wire) {
+        match load.step() {
             Ok(()) if load.bytes > bytes => {
                 // The link has recovered when the first new byte arrives, not when the handshake is complete.
                 if let Some(cut_at) = cut_at.take() {
@@ -47,7 +42,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
             Ok(()) => {}
             Err(error) if is_lost(&error) => {
                 let noticed = *cut_at.get_or_insert_with(Instant::now);
-                wire = resume(&mut load, &address, noticed)?.0;
+                load.resume(&address, noticed)?;
             }
             Err(error) => {
                 let said = setup.log_tail();
@@ -60,19 +55,17 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
         }
     }
     let seconds = begun.elapsed().as_secs_f64();
-    wire.call("session/end", &json!({})).context("end the session")?;
+    load.end_session()?;
     setup.finish(server)?;
-
     let rate = load.bytes as f64 / 1e6 / seconds;
-    let figures = Figures::default()
-        .survived(proxy.count())
+    let figures = Figures::survived(proxy.count())
         .set("bytes", load.bytes)
         .set("processes", load.ended)
         .set("mb_per_s", format!("{rate:.0}"))
         .times(&mut resumes);
     ensure_p99(&resumes, RESUME_P99_MS, "resume")?;
     ensure!(matches!(setting.scale, FaultScale::Ci) || rate >= 50.0, "only {rate:.0} MB/s of load, not 50");
-    Ok(vec![figures])
+    figures.only_line()
 }
 
 /// A cut of any kind at any byte. One in eight hits the client's data: acknowledgements, starts, sometimes the handshake.
@@ -82,23 +75,4 @@ fn plan(random: &mut Random) -> Plan {
         return Plan::default().up(random.between(100, 4000), event);
     }
     Plan::default().down(random.between(64 << 10, 8 << 20), event)
-}
-
-/// Attaches until it succeeds: the next cut may come before the handshake is complete.
-pub(super) fn resume(load: &mut ProducerLoad, address: &ServerAddress, since: Instant) -> Result<(WireClient, f64)> {
-    loop {
-        match load.attach(address) {
-            Ok(wire) => return Ok((wire, millis(since))),
-            Err(error) if is_lost(&error) => {
-                ensure!(since.elapsed() < Duration::from_secs(20), "not resumed within 20 s: {error:#}");
-                // A server that is down refuses at once, so sleep instead of spinning.
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            Err(error) => return Err(error.context("resume")),
-        }
-    }
-}
-
-fn millis(since: Instant) -> f64 {
-    since.elapsed().as_secs_f64() * 1e3
 }

@@ -24,6 +24,7 @@ mod hidden_descendants;
 mod holder_kills;
 mod holder_steps;
 mod killed_run;
+mod lanes;
 mod large_output;
 mod link_cuts;
 mod mcp_echo;
@@ -31,6 +32,7 @@ mod no_descriptors;
 mod parallel_runs;
 mod pid_wraparound;
 mod producer_load;
+mod producer_reader;
 mod resource_level;
 mod results_page;
 mod resume_races;
@@ -241,7 +243,7 @@ fn simulation(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let from = setting.pick(0, setting.seed, setting.seed);
     let mut command = cargo::command(cargo::example("exec-server-sim", "sim")?, &[]);
     cargo::check(command.args(["--seeds", &seeds.to_string(), "--from", &from.to_string()]))?;
-    Ok(vec![Figures::default().survived(seeds).set("from", from)])
+    Figures::survived(seeds).set("from", from).only_line()
 }
 
 fn main() -> ExitCode {

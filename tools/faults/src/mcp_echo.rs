@@ -16,6 +16,8 @@ use anyhow::{Context, Result, ensure};
 use exec_server_harness::{Random, mcp_client::McpClient, records};
 use serde_json::{Value, json};
 
+use super::parallel_runs;
+
 /// Maximum number of unanswered calls.
 const OPEN: usize = 8;
 
@@ -70,14 +72,9 @@ fn reply(id: &Value, result: &Value) -> Result<()> {
     Ok(stdout.flush()?)
 }
 
-/// `exec-server mcp bridge` at this URL, with these words after its flags. The token is passed as the documentation recommends.
+/// `exec-server mcp bridge` at this URL, with these words after its flags.
 pub(super) fn bridge(binary: &Path, url: &str, keep: &str, words: &[&str]) -> Command {
-    let mut command = Command::new(binary);
-    command.args(["mcp", "bridge", "--wait", "10s", "--keep", keep]);
-    match url.split_once("?token=") {
-        Some((plain, token)) => command.args(["--connect", plain]).env("EXEC_SERVER_TOKEN", token),
-        None => command.args(["--connect", url]),
-    };
+    let mut command = parallel_runs::connected(binary, &["mcp", "bridge", "--wait", "10s", "--keep", keep], url);
     command.arg("--").args(words);
     command
 }

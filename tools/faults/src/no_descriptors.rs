@@ -13,7 +13,6 @@ use exec_server_harness::{
     server::{self, Setup},
     wire::{self, CallError, ServerAddress, WireClient},
 };
-use serde_json::json;
 
 use super::{FaultSetting, Figures, resource_level::ResourceLevel, slow_reader::Neighbour};
 
@@ -61,7 +60,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
         worst_ticks = worst_ticks.max(ticks);
         ensure!(ticks < TICKS, "{ticks} hundredths of a second of processor time in one second without descriptors");
         neighbour.round_trip().context("a client that was inside before").with_context(context)?;
-        wire.call("session/end", &json!({})).with_context(context)?;
+        wire.end_session().with_context(context)?;
         drop((early, late, wire));
         times.push(healthy(&server.address).with_context(context)?);
     }
@@ -69,14 +68,12 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     // There is one connection less than at first, and nothing more.
     level.wait_back()?;
     setup.finish(server)?;
-    Ok(vec![
-        Figures::default()
-            .survived(rounds * (CONNECTS + STARTS) as u64)
-            .times(&mut times)
-            .set("started", started)
-            .set("refused", refused)
-            .set("worst_cpu_percent", worst_ticks * 100 / (STARVED.as_millis() as u64 / 10)),
-    ])
+    Figures::survived(rounds * (CONNECTS + STARTS) as u64)
+        .times(&mut times)
+        .set("started", started)
+        .set("refused", refused)
+        .set("worst_cpu_percent", worst_ticks * 100 / (STARVED.as_millis() as u64 / 10))
+        .only_line()
 }
 
 /// The number of fds that the server can still open.
@@ -119,8 +116,8 @@ fn healthy(address: &ServerAddress) -> Result<f64> {
 
 fn try_start(address: &ServerAddress) -> Result<()> {
     let (mut wire, _) = WireClient::session(address)?;
-    let outcome = wire.call("process/start", &wire::start("p", &["/bin/true"]));
-    wire.call("session/end", &json!({}))?;
+    let outcome = wire.start("p", &["/bin/true"]);
+    wire.end_session()?;
     outcome?;
     Ok(())
 }

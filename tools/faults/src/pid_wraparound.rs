@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result, ensure};
 use exec_server_harness::{
     server::Setup,
-    wire::{self, ServerMessage, WireClient},
+    wire::{self, WireClient},
 };
 use serde_json::{Value, json};
 
@@ -32,16 +32,8 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     for round in 0..rounds {
         // The shell is pid 1 of the namespace, and reaps orphans.
         let script = format!("echo {NUMBERS} > /proc/sys/kernel/pid_max || exit 9; \"$0\" \"$@\" & wait");
-        let setup = Setup::new(&setting.binary)?.through(&[
-            "unshare",
-            "--pid",
-            "--fork",
-            "--kill-child",
-            "--mount-proc",
-            "/bin/sh",
-            "-c",
-            &script,
-        ]);
+        let unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "/bin/sh", "-c", &script];
+        let setup = Setup::new(&setting.binary)?.through(&unshare);
         let server = setup.start().context("a namespace with few numbers needs root and Linux 6.14")?;
         let context = || format!("round {round}; the server says: {}", setup.log_tail());
         let outcome = exchange(&server.address).with_context(context)?;
@@ -52,7 +44,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
         setup.wait_gone(std::time::Duration::from_secs(5))?;
         setup.ensure_no_panic()?;
     }
-    Ok(vec![Figures::default().survived(sent).set("numbers_reused", reused)])
+    Figures::survived(sent).set("numbers_reused", reused).only_line()
 }
 
 /// Returns how many bystanders had the pid of an ended process, and how many signals were sent to the ended ones.
@@ -62,14 +54,14 @@ fn exchange(address: &wire::ServerAddress) -> Result<(usize, u64)> {
     // Use all pids once, so that the following ones will be reused.
     burn(&mut past, "all", NUMBERS)?;
     for number in 0..ENDED {
-        past.call("process/start", &wire::start(&format!("ended-{number}"), &["/bin/true"]))?;
+        past.start(&format!("ended-{number}"), &["/bin/true"])?;
     }
-    wait_closed(&mut past, ENDED)?;
+    past.wait_closed(ENDED)?;
     let old = pids(&past.call("process/list", &json!({}))?);
     // Use the rest of the round, so that the bystanders get the pids of the ended processes.
     burn(&mut past, "rest", ROUND - ENDED - 10)?;
     for number in 0..BYSTANDERS {
-        present.call("process/start", &wire::start(&format!("bystander-{number}"), &["/bin/sleep", "1000"]))?;
+        present.start(&format!("bystander-{number}"), &["/bin/sleep", "1000"])?;
     }
     let shared = pids(&present.call("process/list", &json!({}))?).intersection(&old).count();
     let mut sent = 0;
@@ -80,29 +72,21 @@ fn exchange(address: &wire::ServerAddress) -> Result<(usize, u64)> {
         past.call("process/terminate", &json!({ "processId": id, "graceMs": 10 }))?;
         sent += 3;
     }
-    past.call("session/end", &json!({}))?;
+    past.end_session()?;
     let list = present.call("process/list", &json!({}))?;
     let entries = list["processes"].as_array().context("a list")?;
     let dead: Vec<&Value> = entries.iter().filter(|entry| entry["exited"] != false).collect();
     ensure!(entries.len() == BYSTANDERS && dead.is_empty(), "hit: {dead:?}");
-    present.call("session/end", &json!({}))?;
+    present.end_session()?;
     Ok((shared, sent))
 }
 
 /// Uses up this many pids, one after the other.
 fn burn(wire: &mut WireClient, id: &str, count: usize) -> Result<()> {
     let script = format!("i=0; while [ $i -lt {count} ]; do /bin/true; i=$((i+1)); done");
-    wire.call("process/start", &wire::start(id, &["/bin/sh", "-c", &script]))?;
-    wait_closed(wire, 1)?;
+    wire.start(id, &["/bin/sh", "-c", &script])?;
+    wire.wait_closed(1)?;
     wire.call("process/forget", &json!({ "processId": id }))?;
-    Ok(())
-}
-
-fn wait_closed(wire: &mut WireClient, count: usize) -> Result<()> {
-    let mut closed = 0;
-    while closed < count {
-        closed += usize::from(matches!(wire.next_message()?, ServerMessage::Closed { .. }));
-    }
     Ok(())
 }
 

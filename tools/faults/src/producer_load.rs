@@ -4,12 +4,17 @@
 //! each exit code and each pid. The server's sequence numbers are used only to drop what a resume repeats. The runs themselves connect, cut
 //! and kill.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 use exec_server_harness::{
     Random,
     records::{self, RECORD, Records},
+    server::Server,
     wire::{self, CallError, OutputChunk, ServerAddress, ServerMessage, WireClient, hello},
 };
 use serde_json::{Value, json};
@@ -47,8 +52,10 @@ struct EndedProducer {
     request: Option<i64>,
 }
 
-/// The lanes and their session.
+/// The lanes, their session and its current connection.
 pub(super) struct ProducerLoad {
+    /// `None` until the load is attached.
+    wire: Option<WireClient>,
     random: Random,
     program: String,
     session: Option<String>,
@@ -69,6 +76,7 @@ impl ProducerLoad {
     pub(super) fn new(mut random: Random, lanes: usize) -> Result<Self> {
         let random = random.fork();
         let mut load = Self {
+            wire: None,
             random,
             program: records::program()?,
             session: None,
@@ -102,42 +110,84 @@ impl ProducerLoad {
 
     /// Opens the session, or resumes it with takeover. Producers whose start was not answered are started again, and producers that are not
     /// confirmed as forgotten are forgotten again.
-    pub(super) fn attach(&mut self, address: &ServerAddress) -> Result<WireClient> {
-        let (mut wire, answer) = WireClient::open(address, &hello(self.session.as_deref()))?;
+    pub(super) fn attach(&mut self, address: &ServerAddress) -> Result<()> {
+        let (wire, answer) = WireClient::open(address, &hello(self.session.as_deref()))?;
         let id = answer["sessionId"].as_str().context("`initialize` gave no session id")?;
         let known = self.session.get_or_insert_with(|| id.to_owned());
         ensure!(known == id, "resumed session `{known}` and got `{id}`");
         self.starting.clear();
         self.leaving.iter_mut().for_each(|leaving| leaving.request = None);
+        let wire = self.wire.insert(wire);
         for leaving in &mut self.leaving {
-            leaving.forget(&mut wire)?;
+            leaving.forget(wire)?;
         }
         for lane in 0..self.lanes.len() {
             if !self.lanes[lane].started {
-                self.start(lane, &mut wire)?;
+                self.start(lane)?;
             } else if self.lanes[lane].seq > 0 {
                 // The cut may have lost acknowledgements; without this one the window could stay closed forever.
                 self.lanes[lane].unacknowledged = 0;
-                acknowledge(&mut wire, &self.lanes[lane].process, self.lanes[lane].seq)?;
+                attached(&mut self.wire).acknowledge(&self.lanes[lane].process, self.lanes[lane].seq)?;
             }
         }
-        Ok(wire)
+        Ok(())
     }
 
-    fn start(&mut self, lane: usize, wire: &mut WireClient) -> Result<()> {
+    /// Attaches until it succeeds, because the next cut may come before the handshake is complete. Returns the milliseconds since `since`.
+    pub(super) fn resume(&mut self, address: &ServerAddress, since: Instant) -> Result<f64> {
+        loop {
+            match self.attach(address) {
+                Ok(()) => return Ok(millis(since)),
+                Err(error) if is_lost(&error) => {
+                    ensure!(since.elapsed() < Duration::from_secs(20), "not resumed within 20 s: {error:#}");
+                    // A server that is down refuses at once, so sleep instead of spinning.
+                    thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => return Err(error.context("resume")),
+            }
+        }
+    }
+
+    /// Resumes at a restarted server, on which every producer must have its pid. Returns the milliseconds since `since`.
+    pub(super) fn resume_restarted(&mut self, server: &Server, since: Instant) -> Result<f64> {
+        let millis = self.resume(&server.address, since)?;
+        self.check_pids()?;
+        Ok(millis)
+    }
+
+    fn start(&mut self, lane: usize) -> Result<()> {
         let lane = &self.lanes[lane];
         let argv = [&self.program, "child", "producer", &lane.id.to_string(), &lane.count.to_string()];
-        let id = wire.send("process/start", &wire::start(&lane.process, &argv))?;
+        let id = attached(&mut self.wire).send("process/start", &wire::start(&lane.process, &argv))?;
         self.starting.insert(id, lane.id);
         Ok(())
     }
 
+    /// Handles messages until `stop`. A lost link is an error here, because the server was not killed.
+    pub(super) fn flow(&mut self, server: &Server, stop: impl Fn(&Self) -> bool) -> Result<()> {
+        while !stop(self) {
+            self.step().with_context(|| format!("while the server (pid {}) runs", server.pid()))?;
+        }
+        Ok(())
+    }
+
+    /// Lets all producers end after the last fault, and ends the session.
+    pub(super) fn finish(&mut self, server: &Server) -> Result<()> {
+        self.stop_refilling();
+        self.flow(server, Self::is_done).context("after the last fault")?;
+        self.end_session()
+    }
+
+    pub(super) fn end_session(&mut self) -> Result<()> {
+        attached(&mut self.wire).end_session()
+    }
+
     /// Handles one message.
-    pub(super) fn step(&mut self, wire: &mut WireClient) -> Result<()> {
-        match wire.next_message().map_err(|fault| self.explain(fault))? {
-            ServerMessage::Output(output) => self.output(&output, wire),
+    pub(super) fn step(&mut self) -> Result<()> {
+        match attached(&mut self.wire).next_message().map_err(|fault| self.explain(fault))? {
+            ServerMessage::Output(output) => self.output(&output),
             ServerMessage::Exited { process, seq, code } => self.exited(&process, seq, code),
-            ServerMessage::Closed { process, seq, params } => self.closed(&process, seq, &params, wire),
+            ServerMessage::Closed { process, seq, params } => self.closed(&process, seq, &params),
             ServerMessage::Answer { id, outcome } => self.answered(id, outcome),
             ServerMessage::Other { method, params } => bail!("unexpected `{method}`: {params}"),
         }
@@ -172,7 +222,7 @@ impl ProducerLoad {
         Ok(Some(at))
     }
 
-    fn output(&mut self, output: &OutputChunk, wire: &mut WireClient) -> Result<()> {
+    fn output(&mut self, output: &OutputChunk) -> Result<()> {
         ensure!(output.gap.is_none(), "a gap at `{}`: {:?}", output.process, output.gap);
         let Some(at) = self.lane(&output.process, output.seq)? else {
             return Ok(());
@@ -183,7 +233,7 @@ impl ProducerLoad {
         self.bytes += output.bytes.len() as u64;
         if lane.unacknowledged >= ACK_EVERY {
             lane.unacknowledged = 0;
-            acknowledge(wire, &lane.process, lane.seq)?;
+            attached(&mut self.wire).acknowledge(&lane.process, lane.seq)?;
         }
         Ok(())
     }
@@ -200,7 +250,7 @@ impl ProducerLoad {
         Ok(())
     }
 
-    fn closed(&mut self, process: &str, seq: u64, params: &Value, wire: &mut WireClient) -> Result<()> {
+    fn closed(&mut self, process: &str, seq: u64, params: &Value) -> Result<()> {
         let Some(at) = self.lane(process, seq)? else {
             return Ok(()); // It ended before; the new link has already sent another forget.
         };
@@ -220,8 +270,8 @@ impl ProducerLoad {
         } else {
             self.lanes.remove(at);
         }
-        self.leaving.last_mut().expect("just pushed").forget(wire)?;
-        if self.refill { self.start(at, wire) } else { Ok(()) }
+        self.leaving.last_mut().expect("just pushed").forget(attached(&mut self.wire))?;
+        if self.refill { self.start(at) } else { Ok(()) }
     }
 
     fn answered(&mut self, id: i64, outcome: Result<Value, CallError>) -> Result<()> {
@@ -251,8 +301,8 @@ impl ProducerLoad {
     }
 
     /// Checks the list: every running producer is there, with its original pid.
-    pub(super) fn check_pids(&mut self, wire: &mut WireClient) -> Result<()> {
-        let list = wire.call("process/list", &json!({}))?;
+    fn check_pids(&mut self) -> Result<()> {
+        let list = attached(&mut self.wire).call("process/list", &json!({}))?;
         let listed = list["processes"].as_array().context("`process/list` gave no `processes`")?;
         for lane in self.lanes.iter_mut().filter(|lane| lane.started && lane.exit.is_none()) {
             let entry = listed
@@ -271,11 +321,36 @@ impl ProducerLoad {
         self.refill = false;
     }
 
-    /// Starts producers again, after all have ended.
-    pub(super) fn restart_lanes(&mut self, lanes: usize, wire: &mut WireClient) -> Result<()> {
+    /// Lets all producers end, and checks that none is listed. A lost link is resumed.
+    pub(super) fn drain(&mut self, address: &ServerAddress) -> Result<()> {
+        self.stop_refilling();
+        while !self.is_done() {
+            self.step_or_resume(address)?;
+        }
+        let left = attached(&mut self.wire).call("process/list", &json!({})).context("list what is left")?;
+        ensure!(left["processes"] == json!([]), "forgotten, and still there: {left}");
+        Ok(())
+    }
+
+    /// Handles one message; a lost link is resumed.
+    pub(super) fn step_or_resume(&mut self, address: &ServerAddress) -> Result<()> {
+        let stepped = self.step();
+        self.resume_if_lost(stepped, address)
+    }
+
+    /// Starts producers again, after all have ended; a lost link is resumed.
+    pub(super) fn restart_lanes(&mut self, lanes: usize, address: &ServerAddress) -> Result<()> {
         self.refill = true;
         self.lanes = (0..lanes).map(|_| self.new_lane()).collect();
-        (0..lanes).try_for_each(|lane| self.start(lane, wire))
+        let started = (0..lanes).try_for_each(|lane| self.start(lane));
+        self.resume_if_lost(started, address)
+    }
+
+    fn resume_if_lost(&mut self, outcome: Result<()>, address: &ServerAddress) -> Result<()> {
+        match outcome {
+            Err(error) if is_lost(&error) => self.resume(address, Instant::now()).map(drop),
+            other => other,
+        }
     }
 
     /// Whether every producer has ended and is forgotten.
@@ -287,14 +362,19 @@ impl ProducerLoad {
 impl EndedProducer {
     /// Acknowledges the last event of the process and forgets it.
     fn forget(&mut self, wire: &mut WireClient) -> Result<()> {
-        acknowledge(wire, &self.process, self.seq)?;
+        wire.acknowledge(&self.process, self.seq)?;
         self.request = Some(wire.send("process/forget", &json!({ "processId": self.process }))?);
         Ok(())
     }
 }
 
-fn acknowledge(wire: &mut WireClient, process: &str, seq: u64) -> Result<()> {
-    Ok(wire.notify("process/ack", &json!({ "processId": process, "seq": seq }))?)
+/// The current connection. A function of the field, so that the lanes can be borrowed at the same time.
+fn attached(wire: &mut Option<WireClient>) -> &mut WireClient {
+    wire.as_mut().expect("the load is attached")
+}
+
+pub(super) fn millis(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
 }
 
 /// Whether a new connection may recover from the error.

@@ -1,5 +1,4 @@
 //! Fds and memory of a server before a fault, and the check that they return to that level afterwards.
-
 use std::{
     thread,
     time::{Duration, Instant},
@@ -8,9 +7,8 @@ use std::{
 use anyhow::{Result, ensure};
 use exec_server_harness::{
     server,
-    wire::{self, ServerAddress, WireClient},
+    wire::{ServerAddress, WireClient},
 };
-use serde_json::json;
 
 /// Memory that allocator and tables may keep after load. The log of one session is as large, so a leaked session is detected.
 const KEPT_KIB: u64 = 16 << 10;
@@ -39,8 +37,8 @@ impl ResourceLevel {
     /// The level after a first session, which creates what every server has from then on: threads, and the spawner's answer.
     pub(super) fn after_first_session(pid: u32, address: &ServerAddress) -> Result<Self> {
         let (mut wire, _) = WireClient::session(address)?;
-        wire.call("process/start", &wire::start("first", &["/bin/true"]))?;
-        wire.call("session/end", &json!({}))?;
+        wire.start("first", &["/bin/true"])?;
+        wire.end_session()?;
         drop(wire);
         let (mut level, mut since) = (Self::of(pid), Instant::now());
         while since.elapsed() < STEADY {

@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn rows_say_their_variant_and_the_block_by_which_seed_and_commit_they_are() {
-        let line = |variant, value| Figures::default().survived(3).set(variant, value);
+        let line = |variant, value| Figures::survived(3).set(variant, value);
         let variants = rows("F13", &[line("groups", "true"), line("groups", "false")]);
         assert!(variants[0].contains("; groups: true | 3 | 3 |") && variants[1].contains("; groups: false | 3 |"));
         let row = |name| (name, rows(name, &[Figures::default()]));

@@ -4,7 +4,6 @@
 //! nothing it sends from then on has an effect. The sink, `cat` into a file, shows whose writes arrived.
 
 use std::{
-    fs,
     sync::Barrier,
     thread,
     time::{Duration, Instant},
@@ -14,11 +13,11 @@ use anyhow::{Context, Result, bail, ensure};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use exec_server_harness::{
     server::Setup,
-    wire::{self, CallError, ServerAddress, ServerMessage, WireClient, hello},
+    wire::{CallError, ServerAddress, WireClient, hello},
 };
 use serde_json::json;
 
-use super::{FaultSetting, Figures};
+use super::{FaultSetting, Figures, stdin_writes};
 
 /// The error code for a session that another client has.
 const ATTACHED: i64 = -32010;
@@ -29,11 +28,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;
     let file = setup.scratch().join("sink");
-    let (mut wire, session) = WireClient::session(&server.address)?;
-    let path = file.to_str().context("the temporary folder is UTF-8")?;
-    let mut params = wire::start("sink", &["/bin/sh", "-c", "exec cat >\"$0\"", path]);
-    params["pipeStdin"] = json!(true);
-    wire.call("process/start", &params)?;
+    let (wire, session) = stdin_writes::sink(&server.address, &file)?;
     drop(wire);
     let mut race = TakeoverRace { address: &server.address, session: &session, ended: Vec::new(), written: Vec::new() };
     let (mut refused, mut times) = (0, Vec::new());
@@ -46,12 +41,11 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
         times.push(begun.elapsed().as_secs_f64() * 1e3);
     }
     let written = race.written.concat();
-    finish(&server.address, &session)?;
-    ensure!(fs::read_to_string(&file)? == written, "the file is not what the owners wrote");
+    let (mut wire, _) = WireClient::open(&server.address, &hello(Some(&session)))?;
+    let bytes = stdin_writes::finish(&mut wire, &file)?;
+    ensure!(bytes == written.as_bytes(), "the file is not what the owners wrote");
     setup.finish(server)?;
-    Ok(vec![
-        Figures::default().survived(rounds).set("bytes", written.len()).times(&mut times).set("stale_refused", refused),
-    ])
+    Figures::survived(rounds).set("bytes", written.len()).times(&mut times).set("stale_refused", refused).only_line()
 }
 
 struct TakeoverRace<'a> {
@@ -150,13 +144,4 @@ fn one(
         Err(CallError::Lost(_) | CallError::Refused { .. }) => Ok(ClientOutcome::Stale),
         Err(fault) => Err(fault.into()),
     }
-}
-
-/// Closes the stdin of `cat` and waits for its end.
-fn finish(address: &ServerAddress, session: &str) -> Result<()> {
-    let (mut wire, _) = WireClient::open(address, &hello(Some(session)))?;
-    wire.call("process/closeStdin", &json!({ "processId": "sink" }))?;
-    while !matches!(wire.next_message()?, ServerMessage::Closed { .. }) {}
-    wire.call("session/end", &json!({})).context("end the session")?;
-    Ok(())
 }

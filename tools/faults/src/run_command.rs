@@ -2,10 +2,10 @@
 //!
 //! Each run must end as if nothing had happened: its output, its stderr, its exit code and the input that its program read.
 
-use std::{net::SocketAddr, thread, time::Duration};
+use std::{thread, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use exec_server_chaos::{Event, Plan, Proxy, Way};
+use exec_server_chaos::Proxy;
 use exec_server_harness::{
     Random,
     relay::RelayTally,
@@ -14,7 +14,8 @@ use exec_server_harness::{
 
 use super::{
     FaultSetting, Figures,
-    parallel_runs::{self, LaneRunner},
+    lanes::{self, Lanes},
+    parallel_runs,
 };
 
 /// C1: links are cut at any byte in either direction, also in handshakes, starts and ends.
@@ -24,21 +25,15 @@ pub(super) fn cuts(setting: &FaultSetting) -> Result<Vec<Figures>> {
     // The client uses the proxy's port in `Host`, which is not the server's own.
     let setup = Setup::new(&setting.binary)?.arg("--allow-host").arg("127.0.0.1");
     let server = setup.start()?;
-    let proxy = Proxy::start(server.address.socket, random.next(), plan)?;
-    let url = through(&server.address.url, server.address.socket, proxy.address());
-    let nemesis = |lanes: &LaneRunner| {
-        while proxy.count() < wanted && !lanes.is_over() {
-            thread::sleep(Duration::from_millis(2));
-        }
-        proxy.disarm();
-        Ok(proxy.count())
-    };
-    let (cuts, tally) = LaneRunner::new()
-        .run(&setting.binary, &url, (parallel, random), nemesis)
+    let proxy = Proxy::start(server.address.socket, random.next(), |random| lanes::cut_plan(random, 1 << 20))?;
+    let url = server.address.url_through(proxy.address());
+    let lane = |lanes: &Lanes, random| parallel_runs::lane(lanes, &setting.binary, &url, random);
+    let (cuts, tallies) = Lanes::new()
+        .run(parallel, random, lane, |lanes| Ok(lanes.wait_for_cuts(&proxy, wanted)))
         .with_context(|| format!("after {} cuts; the server says: {}", proxy.count(), setup.log_tail()))?;
     ensure!(cuts >= wanted, "only {cuts} of {wanted} cuts in the time there is");
     parallel_runs::finish(&setup, server)?;
-    Ok(vec![figures(cuts, parallel, tally)])
+    figures(cuts, parallel, &tallies)
 }
 
 /// C2: the server is killed at any moment and restarted on its port and state directory.
@@ -50,39 +45,25 @@ pub(super) fn kills(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let server = setup.start()?;
     let url = server.address.url.clone();
     let mut times = random.fork();
-    let nemesis = |lanes: &LaneRunner| kill_often(&setup, server, &mut times, wanted, lanes);
-    let ((server, killed), tally) = LaneRunner::new()
-        .run(&setting.binary, &url, (PARALLEL, random), nemesis)
+    let lane = |lanes: &Lanes, random| parallel_runs::lane(lanes, &setting.binary, &url, random);
+    let nemesis = |lanes: &Lanes| kill_often(&setup, server, &mut times, wanted, lanes);
+    let ((server, killed), tallies) = Lanes::new()
+        .run(PARALLEL, random, lane, nemesis)
         .with_context(|| format!("the server says: {}", setup.log_tail()))?;
     ensure!(killed >= wanted, "only {killed} of {wanted} kills in the time there is");
     parallel_runs::finish(&setup, server)?;
-    Ok(vec![figures(killed, PARALLEL, tally)])
+    figures(killed, PARALLEL, &tallies)
 }
 
-fn figures(injected: u64, parallel: u64, tally: RelayTally) -> Figures {
-    Figures::default()
-        .survived(injected)
+fn figures(injected: u64, parallel: u64, tallies: &[RelayTally]) -> Result<Vec<Figures>> {
+    let mut sum = RelayTally::default();
+    tallies.iter().for_each(|tally| sum += *tally);
+    Figures::survived(injected)
         .set("parallel", parallel)
-        .set("runs", tally.runs)
-        .set("bytes", tally.bytes)
-        .set("quiet_lines", tally.quiet)
-}
-
-/// The same URL with the proxy's port.
-fn through(url: &str, server: SocketAddr, proxy: SocketAddr) -> String {
-    url.replacen(&server.to_string(), &proxy.to_string(), 1)
-}
-
-/// Half of the cuts hit the client's data. One in six comes within the first bytes: the upgrade, `initialize`, the resume and repeated
-/// requests. More of these would make the client back off longer and longer instead of working.
-fn plan(random: &mut Random) -> Plan {
-    let byte = match random.between(0, 6) {
-        0 => random.between(1, 2500),
-        1 | 2 => random.between(2500, 64 << 10),
-        _ => random.between(64 << 10, 1 << 20),
-    };
-    let way = if random.one_in(2) { Way::Down } else { Way::Up };
-    Plan::default().at(way, byte, Event::any_cut(random))
+        .set("runs", sum.runs)
+        .set("bytes", sum.bytes)
+        .set("quiet_lines", sum.quiet)
+        .only_line()
 }
 
 fn kill_often(
@@ -90,7 +71,7 @@ fn kill_often(
     mut server: Server,
     random: &mut Random,
     wanted: u64,
-    lanes: &LaneRunner,
+    lanes: &Lanes,
 ) -> Result<(Server, u64)> {
     let mut killed = 0;
     while killed < wanted && !lanes.is_over() {
@@ -99,12 +80,7 @@ fn kill_often(
         thread::sleep(Duration::from_millis(random.between(5, longest)));
         server.kill()?;
         killed += 1;
-        while killed < wanted && random.one_in(8) {
-            let launched = setup.launch()?;
-            thread::sleep(Duration::from_millis(random.between(0, 25)));
-            launched.kill()?;
-            killed += 1;
-        }
+        killed += setup.kill_starting(random, wanted - killed)?;
         server = setup.start().with_context(|| format!("after {killed} kills"))?;
     }
     Ok((server, killed))

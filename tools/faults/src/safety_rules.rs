@@ -10,8 +10,7 @@ use anyhow::{Context, Result};
 /// The directory of the test files.
 const FOLDER: &str = "crates/cli/tests/promises";
 
-/// Rules by number, in a few words.
-pub(super) const RULES: &[(u32, &str)] = &[
+const RULES: &[(u32, &str)] = &[
     (1, "nothing beyond loopback without authentication and TLS"),
     (2, "authentication on the upgrade request, before any state"),
     (3, "tokens by header or URL, in no log"),
@@ -45,7 +44,7 @@ pub(super) const RULES: &[(u32, &str)] = &[
 ];
 
 /// Promises about data, and the runs that prove them.
-pub(super) const PROMISES: &[(u32, &str, &[&str])] = &[
+const PROMISES: &[(u32, &str, &[&str])] = &[
     (
         1,
         "every byte once, in order, or told as lost",
@@ -67,10 +66,10 @@ pub(super) const PROMISES: &[(u32, &str, &[&str])] = &[
 ];
 
 /// A rule or promise and its files, sorted by name.
-pub(super) type RuleFiles = (String, &'static str, Vec<String>);
+type RuleFiles = (String, &'static str, Vec<String>);
 
 /// The files of each rule.
-pub(super) fn rules(root: &Path) -> Result<Vec<RuleFiles>> {
+fn rules(root: &Path) -> Result<Vec<RuleFiles>> {
     let rules = RULES.iter().map(|(number, what)| ('s', *number, *what));
     filed(root, rules)
 }

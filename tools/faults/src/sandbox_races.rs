@@ -61,7 +61,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     setup.finish(server)?;
     let done = done.load(Ordering::Relaxed);
     ensure!(allowed > 0 && allowed < done, "{allowed} of {done} were allowed: the race did not take place");
-    Ok(vec![Figures::default().survived(done).set("allowed", allowed).set("swaps", swaps.load(Ordering::Relaxed))])
+    Figures::survived(done).set("allowed", allowed).set("swaps", swaps.load(Ordering::Relaxed)).only_line()
 }
 
 struct RaceDirectories {
@@ -100,13 +100,10 @@ impl RaceDirectories {
 
     fn restore(&self, name: &str) -> Result<()> {
         let target = if name == "dir" { self.outside.clone() } else { self.outside.join("file") };
-        let (one, other) = (self.inside.join(name), self.inside.join(format!("{name}.link")));
-        for path in [&one, &other] {
-            if fs::symlink_metadata(path).is_err() {
-                match symlink(&target, path) {
-                    Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error.into()),
-                    _ => {}
-                }
+        for path in [self.inside.join(name), self.inside.join(format!("{name}.link"))] {
+            match symlink(&target, path) {
+                Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error.into()),
+                _ => {}
             }
         }
         Ok(())
@@ -130,6 +127,8 @@ impl RaceDirectories {
         let at = |name: &str| self.inside.join(name);
         let evil = STANDARD.encode("evil");
         let mine = format!("mine-{client}");
+        let (copied, back) = (at(&format!("{mine}.copy")), at("dir").join(format!("{mine}.back")));
+        let copy = |from: PathBuf, to: &Path| json!({"sourcePath": from, "destinationPath": to, "recursive": false});
         let requests = [
             ("fs/readFile", json!({"path": at("dir/file")})),
             ("fs/readFile", json!({"path": at("file")})),
@@ -138,15 +137,9 @@ impl RaceDirectories {
             ("fs/writeFile", json!({"path": at("file"), "dataBase64": evil})),
             ("fs/createDirectory", json!({"path": at("dir").join(format!("{mine}.d")), "recursive": true})),
             ("fs/readDirectory", json!({"path": at("dir")})),
-            (
-                "fs/copy",
-                json!({"sourcePath": at("dir/file"), "destinationPath": at(&format!("{mine}.copy")), "recursive": false}),
-            ),
-            ("fs/readFile", json!({"path": at(&format!("{mine}.copy"))})),
-            (
-                "fs/copy",
-                json!({"sourcePath": at(&format!("{mine}.copy")), "destinationPath": at("dir").join(format!("{mine}.back")), "recursive": false}),
-            ),
+            ("fs/copy", copy(at("dir/file"), &copied)),
+            ("fs/readFile", json!({"path": copied})),
+            ("fs/copy", copy(copied.clone(), &back)),
             ("fs/remove", json!({"path": at("dir.link").join("file"), "recursive": false, "force": true})),
             ("fs/getMetadata", json!({"path": at("dir/file")})),
         ];

@@ -6,15 +6,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use exec_server_harness::{
-    server::{Server, Setup},
-    wire::WireClient,
-};
-use serde_json::json;
+use exec_server_harness::server::{Server, Setup};
 
 use super::{
-    FaultSetting, Figures, link_cuts,
-    producer_load::{ProducerLoad, is_lost},
+    FaultSetting, Figures, figures,
+    producer_load::{ProducerLoad, is_lost, millis},
 };
 
 /// Concurrent producers.
@@ -29,50 +25,38 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let setup = Setup::new(&setting.binary)?;
     let mut server = setup.start()?;
     let mut load = ProducerLoad::new(random.fork(), LANES)?;
-    let mut wire = load.attach(&server.address)?;
+    load.attach(&server.address)?;
     let (mut times, mut drains, mut deaf) = (Vec::new(), Vec::new(), 0);
     for drained in 0..wanted {
         let context = || format!("after {drained} drains; the server says: {}", setup.log_tail());
         let until = Instant::now() + Duration::from_millis(random.between(5, 250));
-        while Instant::now() < until {
-            load.step(&mut wire).with_context(context)?;
-        }
+        load.flow(&server, |_| Instant::now() >= until).with_context(context)?;
         // In the first drain the client never reads, so that even a short run has both kinds.
         let listens = drained > 0 && !random.one_in(10);
         deaf += u64::from(!listens);
-        drains.push(drain(server, listens.then_some((&mut load, &mut wire))).with_context(context)?);
+        drains.push(drain(server, listens.then_some(&mut load)).with_context(context)?);
         let begun = Instant::now();
         server = setup.start()?;
-        let (resumed, millis) = link_cuts::resume(&mut load, &server.address, begun).with_context(context)?;
-        times.push(millis);
-        wire = resumed;
-        load.check_pids(&mut wire).with_context(context)?;
+        times.push(load.resume_restarted(&server, begun).with_context(context)?);
     }
-    load.stop_refilling();
-    while !load.is_done() {
-        load.step(&mut wire).context("after the last drain")?;
-    }
-    wire.call("session/end", &json!({})).context("end the session")?;
+    load.finish(&server)?;
     setup.finish(server)?;
-    drains.sort_by(f64::total_cmp);
-    Ok(vec![
-        Figures::default()
-            .survived(wanted)
-            .set("bytes", load.bytes)
-            .set("processes", load.ended)
-            .times(&mut times)
-            .set("deaf", deaf)
-            .set("worst_drain_ms", format!("{:.1}", drains.last().copied().unwrap_or_default())),
-    ])
+    Figures::survived(wanted)
+        .set("bytes", load.bytes)
+        .set("processes", load.ended)
+        .times(&mut times)
+        .set("deaf", deaf)
+        .set("worst_drain_ms", format!("{:.1}", figures::worst(&drains)))
+        .only_line()
 }
 
 /// Shuts the server down. If there is a listener, it must get a close that says so.
-pub(super) fn drain(server: Server, listener: Option<(&mut ProducerLoad, &mut WireClient)>) -> Result<f64> {
+pub(super) fn drain(server: Server, listener: Option<&mut ProducerLoad>) -> Result<f64> {
     server.terminate();
     let begun = Instant::now();
-    if let Some((load, wire)) = listener {
+    if let Some(load) = listener {
         let end = loop {
-            match load.step(wire) {
+            match load.step() {
                 Ok(()) => ensure!(begun.elapsed() < DRAIN, "still connected 5 s after SIGTERM"),
                 Err(error) if is_lost(&error) => break error.to_string(),
                 Err(error) => return Err(error),
@@ -83,5 +67,5 @@ pub(super) fn drain(server: Server, listener: Option<(&mut ProducerLoad, &mut Wi
     // Only wait: a second SIGTERM would force the exit.
     let code = server.wait(DRAIN.saturating_sub(begun.elapsed())).context("the server has not drained within 5 s")?;
     ensure!(code == Some(0), "the drained server ended with {code:?}");
-    Ok(begun.elapsed().as_secs_f64() * 1e3)
+    Ok(millis(begun))
 }

@@ -37,15 +37,13 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let rounds = setting.pick(1, 3, 20);
     let lines = (0..rounds).map(|_| one(setting, Duration::from_secs(seconds))).collect::<Result<Vec<_>>>()?;
     let worst = |figure: fn(&SlowReaderOutcome) -> f64| lines.iter().map(figure).fold(0.0, f64::max);
-    Ok(vec![
-        Figures::default()
-            .survived(rounds)
-            .set("bytes", lines.iter().map(|line| line.bytes).sum::<u64>())
-            .set("worst_ms", format!("{:.1}", worst(|line| line.p99)))
-            .set("growth_kib", worst(|line| line.growth_kib as f64))
-            .set("baseline_p99_ms", format!("{:.2}", worst(|line| line.before)))
-            .set("neighbour_p99_ms", format!("{:.2}", worst(|line| line.p99))),
-    ])
+    Figures::survived(rounds)
+        .set("bytes", lines.iter().map(|line| line.bytes).sum::<u64>())
+        .set("worst_ms", format!("{:.1}", worst(|line| line.p99)))
+        .set("growth_kib", worst(|line| line.growth_kib as f64))
+        .set("baseline_p99_ms", format!("{:.2}", worst(|line| line.before)))
+        .set("neighbour_p99_ms", format!("{:.2}", worst(|line| line.p99)))
+        .only_line()
 }
 
 struct SlowReaderOutcome {
@@ -109,8 +107,7 @@ fn one(setting: &FaultSetting, long: Duration) -> Result<SlowReaderOutcome> {
 /// Receives what comes through the throttle, checks the numbers and acknowledges, like a live client.
 fn read_slowly(address: &ServerAddress, long: Duration, bytes: &AtomicU64) -> Result<()> {
     let (mut wire, _) = WireClient::open(address, &hello(None))?;
-    let argv = [&records::program()?, "child", "flood", &u64::MAX.to_string()];
-    wire.call("process/start", &wire::start("flood", &argv))?;
+    wire.start("flood", &[&records::program()?, "child", "flood", &u64::MAX.to_string()])?;
     let (begun, mut seq) = (Instant::now(), 0);
     while begun.elapsed() < long {
         if let ServerMessage::Output(output) = wire.next_message()? {
@@ -118,7 +115,7 @@ fn read_slowly(address: &ServerAddress, long: Duration, bytes: &AtomicU64) -> Re
             ensure!(output.bytes.iter().all(|byte| *byte == 0), "a byte that was never written");
             seq = output.seq;
             bytes.fetch_add(output.bytes.len() as u64, Ordering::Relaxed);
-            wire.notify("process/ack", &json!({ "processId": "flood", "seq": seq }))?;
+            wire.acknowledge("flood", seq)?;
         }
     }
     ensure!(seq > 0, "nothing came through");
@@ -163,7 +160,7 @@ impl Neighbour {
                 ServerMessage::Output(output) => {
                     ensure!(output.bytes == text.as_bytes(), "the echo of `{text}` is {:?}", output.bytes);
                     let took = begun.elapsed().as_secs_f64() * 1e3;
-                    self.wire.notify("process/ack", &json!({ "processId": "cat", "seq": output.seq }))?;
+                    self.wire.acknowledge("cat", output.seq)?;
                     return Ok(took);
                 }
                 ServerMessage::Answer { outcome, .. } => {
@@ -175,7 +172,6 @@ impl Neighbour {
     }
 
     pub(super) fn end(mut self) -> Result<()> {
-        self.wire.call("session/end", &json!({})).context("end the session")?;
-        Ok(())
+        self.wire.end_session()
     }
 }

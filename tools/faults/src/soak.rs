@@ -19,16 +19,11 @@ use anyhow::{Context, Result, ensure};
 use exec_server_chaos::{Event, Plan, Proxy, Way};
 use exec_server_harness::{
     server::{self, Setup},
-    wire::{ServerAddress, WireClient},
+    wire::ServerAddress,
 };
 use exec_server_workspace::processes;
-use serde_json::json;
 
-use super::{
-    FaultSetting, Figures, link_cuts,
-    producer_load::{ProducerLoad, is_lost},
-    server_shutdown, stdin_writes,
-};
+use super::{FaultSetting, Figures, producer_load::ProducerLoad, server_shutdown, stdin_writes};
 
 /// Producers of each server.
 const LANES: usize = 4;
@@ -47,20 +42,17 @@ const SETTLED: Duration = Duration::from_secs(3);
 pub(super) fn run(setting: &FaultSetting, minutes: u64) -> Result<Vec<Figures>> {
     let until = Instant::now() + Duration::from_secs(minutes * 60);
     let (steady, ended) = (Setup::new(&setting.binary)?, Setup::new(&setting.binary)?);
-    let samples = Mutex::new(BTreeMap::new());
-    let (bytes, faults) = (AtomicU64::new(0), AtomicU64::new(0));
-    let tally = SoakTally { bytes: &bytes, faults: &faults, samples: &samples };
+    let tally = SoakTally::default();
     thread::scope(|scope| {
-        let links = scope.spawn(|| links(setting, &steady, until, tally));
-        let ends = scope.spawn(|| ends(setting, &ended, until, tally));
+        let links = scope.spawn(|| links(setting, &steady, until, &tally));
+        let ends = scope.spawn(|| ends(setting, &ended, until, &tally));
         links.join().expect("no panic").context("links").and(ends.join().expect("no panic").context("ends"))
     })
     .with_context(|| format!("the servers say: {} / {}", steady.log_tail(), ended.log_tail()))?;
     steady.ensure_no_panic()?;
     ended.ensure_no_panic()?;
-    let samples = samples.into_inner().expect("no panic under the lock");
-    let mut figures = Figures::default().survived(faults.into_inner()).set("bytes", bytes.into_inner());
-    figures = figures.set("minutes", minutes);
+    let samples = tally.samples.into_inner().expect("no panic under the lock");
+    let figures = Figures::survived(tally.faults.into_inner()).set("bytes", tally.bytes.into_inner());
     for (name, series) in &samples {
         // A server that is ended repeatedly starts from scratch: only what outlives it can grow.
         if name.starts_with("ended") && !name.ends_with("holder") {
@@ -79,7 +71,7 @@ pub(super) fn run(setting: &FaultSetting, minutes: u64) -> Result<Vec<Figures>> 
         ensure!(memory.rise <= RISE_KIB, "{name}: memory rose by {:.0} KiB", memory.rise);
         ensure!(descriptors.rise <= RISE_DESCRIPTORS, "{name}: descriptors rose by {:.1}", descriptors.rise);
     }
-    Ok(vec![figures])
+    figures.set("minutes", minutes).only_line()
 }
 
 /// One measurement of one kind of process.
@@ -133,15 +125,15 @@ impl LinearFit {
 }
 
 /// The counters and samples of both servers.
-#[derive(Clone, Copy)]
-struct SoakTally<'a> {
-    bytes: &'a AtomicU64,
-    faults: &'a AtomicU64,
-    samples: &'a Mutex<MemorySamples>,
+#[derive(Default)]
+struct SoakTally {
+    bytes: AtomicU64,
+    faults: AtomicU64,
+    samples: Mutex<MemorySamples>,
 }
 
 /// Cuts, silences and killed writers at a server that keeps running.
-fn links(setting: &FaultSetting, setup: &Setup, until: Instant, tally: SoakTally<'_>) -> Result<()> {
+fn links(setting: &FaultSetting, setup: &Setup, until: Instant, tally: &SoakTally) -> Result<()> {
     let mut random = setting.random("F25 links");
     let server = setup.start()?;
     let proxy = Proxy::start(server.address.socket, random.next(), |random| {
@@ -149,69 +141,65 @@ fn links(setting: &FaultSetting, setup: &Setup, until: Instant, tally: SoakTally
     })?;
     let address = server.address.through(proxy.address());
     let mut load = ProducerLoad::new(random.fork(), LANES)?;
-    let mut wire = load.attach(&address)?;
+    load.attach(&address)?;
     let mut silent = 0;
     let mut next = Instant::now() + Duration::from_secs(5);
-    let mut pauses = LoadPauses { name: "steady", setup, samples: tally.samples, next: Instant::now() + PAUSE_EVERY };
+    let mut pauses = LoadPauses { name: "steady", setup, samples: &tally.samples, next: Instant::now() + PAUSE_EVERY };
     while Instant::now() < until {
-        pauses.weigh_if_due(&mut load, &mut wire, &address)?;
-        run_load_until(&mut load, &mut wire, &address, Instant::now() + Duration::from_millis(500))?;
+        pauses.weigh_if_due(&mut load, &address)?;
+        run_load_for(&mut load, &address, Duration::from_millis(500))?;
         if Instant::now() >= next {
             next = Instant::now() + Duration::from_secs(random.between(5, 20));
             if random.one_in(2) {
                 proxy.blackhole(&[Way::Up, Way::Down]);
                 silent += 1;
-                wire = link_cuts::resume(&mut load, &address, Instant::now())?.0;
+                load.resume(&address, Instant::now())?;
             } else {
+                const KILLS: u64 = 2;
                 let file = setup.scratch().join(format!("sink-{silent}-{}", random.next()));
-                tally.faults.fetch_add(
-                    stdin_writes::kill_writers(random.fork(), &server.address, &file, 2)?,
-                    Ordering::Relaxed,
-                );
+                stdin_writes::write_and_kill(random.fork(), &server.address, &file, KILLS)?;
+                tally.faults.fetch_add(KILLS, Ordering::Relaxed);
                 std::fs::remove_file(&file)?;
             }
         }
     }
-    finish(&mut load, &mut wire, &address)?;
+    load.drain(&address)?;
+    load.end_session()?;
     tally.bytes.fetch_add(load.bytes, Ordering::Relaxed);
     tally.faults.fetch_add(proxy.count() + silent, Ordering::Relaxed);
     setup.finish(server)
 }
 
 /// Kills and drains of a server that is restarted.
-fn ends(setting: &FaultSetting, setup: &Setup, until: Instant, tally: SoakTally<'_>) -> Result<()> {
+fn ends(setting: &FaultSetting, setup: &Setup, until: Instant, tally: &SoakTally) -> Result<()> {
     let mut random = setting.random("F25 ends");
     let mut server = setup.start()?;
     let mut load = ProducerLoad::new(random.fork(), LANES)?;
-    let mut wire = load.attach(&server.address)?;
-    let mut pauses = LoadPauses { name: "ended", setup, samples: tally.samples, next: Instant::now() + PAUSE_EVERY };
+    load.attach(&server.address)?;
+    let mut pauses = LoadPauses { name: "ended", setup, samples: &tally.samples, next: Instant::now() + PAUSE_EVERY };
     while Instant::now() < until {
-        pauses.weigh_if_due(&mut load, &mut wire, &server.address)?;
-        let pause = Duration::from_secs(random.between(5, 15));
-        run_load_until(&mut load, &mut wire, &server.address, Instant::now() + pause)?;
+        pauses.weigh_if_due(&mut load, &server.address)?;
+        run_load_for(&mut load, &server.address, Duration::from_secs(random.between(5, 15)))?;
         if random.one_in(2) {
             server.kill()?;
         } else {
-            server_shutdown::drain(server, Some((&mut load, &mut wire)))?;
+            server_shutdown::drain(server, Some(&mut load))?;
         }
         tally.faults.fetch_add(1, Ordering::Relaxed);
         server = setup.start()?;
-        wire = link_cuts::resume(&mut load, &server.address, Instant::now())?.0;
+        load.resume(&server.address, Instant::now())?;
     }
-    finish(&mut load, &mut wire, &server.address)?;
+    load.drain(&server.address)?;
+    load.end_session()?;
     tally.bytes.fetch_add(load.bytes, Ordering::Relaxed);
     setup.finish(server)
 }
 
-/// Load without a fault until then; a lost link is resumed.
-fn run_load_until(
-    load: &mut ProducerLoad,
-    wire: &mut WireClient,
-    address: &ServerAddress,
-    until: Instant,
-) -> Result<()> {
+/// Load without a fault for this long; a lost link is resumed.
+fn run_load_for(load: &mut ProducerLoad, address: &ServerAddress, long: Duration) -> Result<()> {
+    let until = Instant::now() + long;
     while Instant::now() < until {
-        step(load, wire, address)?;
+        load.step_or_resume(address)?;
     }
     Ok(())
 }
@@ -225,51 +213,14 @@ struct LoadPauses<'a> {
 }
 
 impl LoadPauses<'_> {
-    fn weigh_if_due(&mut self, load: &mut ProducerLoad, wire: &mut WireClient, address: &ServerAddress) -> Result<()> {
+    fn weigh_if_due(&mut self, load: &mut ProducerLoad, address: &ServerAddress) -> Result<()> {
         if Instant::now() < self.next {
             return Ok(());
         }
-        drain_load(load, wire, address)?;
+        load.drain(address)?;
+        thread::sleep(SETTLED);
         weigh(self.name, self.setup, self.samples);
         self.next = Instant::now() + PAUSE_EVERY;
-        let begun = load.restart_lanes(LANES, wire);
-        resume_if_lost(begun, load, wire, address)
+        load.restart_lanes(LANES, address)
     }
-}
-
-/// Lets the load end, and waits until its resources are released.
-fn drain_load(load: &mut ProducerLoad, wire: &mut WireClient, address: &ServerAddress) -> Result<()> {
-    load.stop_refilling();
-    while !load.is_done() {
-        step(load, wire, address)?;
-    }
-    let left = wire.call("process/list", &json!({})).context("list what is left")?;
-    ensure!(left["processes"] == json!([]), "forgotten, and still there: {left}");
-    thread::sleep(SETTLED);
-    Ok(())
-}
-
-fn finish(load: &mut ProducerLoad, wire: &mut WireClient, address: &ServerAddress) -> Result<()> {
-    drain_load(load, wire, address)?;
-    wire.call("session/end", &json!({})).context("end the session")?;
-    Ok(())
-}
-
-fn step(load: &mut ProducerLoad, wire: &mut WireClient, address: &ServerAddress) -> Result<()> {
-    let stepped = load.step(wire);
-    resume_if_lost(stepped, load, wire, address)
-}
-
-/// Resumes if the link was lost.
-fn resume_if_lost(
-    outcome: Result<()>,
-    load: &mut ProducerLoad,
-    wire: &mut WireClient,
-    address: &ServerAddress,
-) -> Result<()> {
-    match outcome {
-        Err(error) if is_lost(&error) => *wire = link_cuts::resume(load, address, Instant::now())?.0,
-        other => other?,
-    }
-    Ok(())
 }

@@ -43,31 +43,29 @@ pub(super) fn killed_writer(setting: &FaultSetting) -> Result<Vec<Figures>> {
     })?;
     setup.finish(server)?;
     let sum = |figure: fn(&StdinTally) -> u64| tallies.iter().map(figure).sum::<u64>();
-    Ok(vec![
-        Figures::default()
-            .survived(kills * WRITERS)
-            .set("sent", sum(|tally| tally.sent))
-            .set("accepted", sum(|tally| tally.accepted))
-            .set("written", sum(|tally| tally.written))
-            .set("bytes", sum(|tally| tally.bytes)),
-    ])
-}
-
-/// One writer that is killed `kills` times, checked as in F3; returns the number of kills.
-pub(super) fn kill_writers(random: Random, address: &ServerAddress, file: &Path, kills: u64) -> Result<u64> {
-    write_and_kill(random, address, file, kills)?;
-    Ok(kills)
+    Figures::survived(kills * WRITERS)
+        .set("sent", sum(|tally| tally.sent))
+        .set("accepted", sum(|tally| tally.accepted))
+        .set("written", sum(|tally| tally.written))
+        .set("bytes", sum(|tally| tally.bytes))
+        .only_line()
 }
 
 /// Counts of one lane.
-struct StdinTally {
+pub(super) struct StdinTally {
     sent: u64,
     accepted: u64,
     written: u64,
     bytes: u64,
 }
 
-fn write_and_kill(mut random: Random, address: &ServerAddress, file: &Path, kills: u64) -> Result<StdinTally> {
+/// One writer that is killed `kills` times, and the check of what it wrote.
+pub(super) fn write_and_kill(
+    mut random: Random,
+    address: &ServerAddress,
+    file: &Path,
+    kills: u64,
+) -> Result<StdinTally> {
     let (wire, session) = sink(address, file)?;
     drop(wire);
     let program = records::program()?;
@@ -124,6 +122,7 @@ pub(super) fn twice(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let file = setup.scratch().join("sink");
     let (mut owner, session) = sink(&server.address, &file)?;
     let (mut other, other_session) = WireClient::session(&server.address)?;
+    ensure!(!other_session.is_empty(), "the second session has no id");
     for batch in 0..writes / BATCH {
         let mut asked = Vec::new();
         for number in batch * BATCH..(batch + 1) * BATCH {
@@ -139,20 +138,16 @@ pub(super) fn twice(setting: &FaultSetting) -> Result<Vec<Figures>> {
         }
     }
     let bytes = finish(&mut owner, &file)?;
-    other.call("session/end", &json!({}))?;
-    ensure!(!other_session.is_empty(), "the second session has no id");
-    let mut expected = 0;
-    for number in 0..writes {
-        expected += children::block(number | 4).len();
-    }
+    other.end_session()?;
+    let expected: usize = (0..writes).map(|number| children::block(number | 4).len()).sum();
     children::read_blocks(&bytes)?;
     ensure!(bytes.len() == expected, "{} bytes went in, not {expected}", bytes.len());
     setup.finish(server)?;
-    Ok(vec![Figures::default().survived(writes).set("bytes", bytes.len())])
+    Figures::survived(writes).set("bytes", bytes.len()).only_line()
 }
 
 /// A session with one process, `cat` into the file.
-fn sink(address: &ServerAddress, file: &Path) -> Result<(WireClient, String)> {
+pub(super) fn sink(address: &ServerAddress, file: &Path) -> Result<(WireClient, String)> {
     let (mut wire, session) = WireClient::session(address)?;
     let file = file.to_str().context("the temporary folder is UTF-8")?;
     let mut params = wire::start("sink", &["/bin/sh", "-c", "exec cat >\"$0\"", file]);
@@ -162,7 +157,7 @@ fn sink(address: &ServerAddress, file: &Path) -> Result<(WireClient, String)> {
 }
 
 /// Closes stdin, waits for the end of `cat`, ends the session, and returns the contents of the file.
-fn finish(wire: &mut WireClient, file: &Path) -> Result<Vec<u8>> {
+pub(super) fn finish(wire: &mut WireClient, file: &Path) -> Result<Vec<u8>> {
     wire.call("process/closeStdin", &json!({ "processId": "sink" }))?;
     loop {
         match wire.next_message()? {
@@ -172,6 +167,6 @@ fn finish(wire: &mut WireClient, file: &Path) -> Result<Vec<u8>> {
         }
     }
     let bytes = fs::read(file)?;
-    wire.call("session/end", &json!({})).context("end the session")?;
+    wire.end_session()?;
     Ok(bytes)
 }

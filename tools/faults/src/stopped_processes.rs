@@ -12,17 +12,18 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use exec_server_harness::{
+    environment::try_until,
     records::{self, RECORD, Records},
     server::{Server, Setup},
-    wire::{self, CallError, ServerMessage, WireClient, hello},
+    wire::{CallError, ServerAddress, WireClient, hello},
 };
 use exec_server_workspace::processes;
 use rustix::process::Signal;
 use serde_json::json;
 
 use super::{
-    FaultSetting, Figures, drop_oldest::ARENAS_KIB, parallel_runs, resource_level::ResourceLevel,
-    slow_reader::Neighbour,
+    FaultSetting, Figures, drop_oldest::ARENAS_KIB, parallel_runs, producer_reader::ProducerReader,
+    resource_level::ResourceLevel, slow_reader::Neighbour,
 };
 
 /// The remaining time-to-live of a session that must survive the stop: more than a busy machine may lose.
@@ -46,9 +47,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
             bytes += COUNT * RECORD;
         }
     }
-    Ok(vec![
-        Figures::default().survived(rounds * 3).set("bytes", bytes).times(&mut times).set("stopped_s", stop.as_secs()),
-    ])
+    Figures::survived(rounds * 3).set("bytes", bytes).times(&mut times).set("stopped_s", stop.as_secs()).only_line()
 }
 
 /// Stops a process for a while.
@@ -58,22 +57,45 @@ fn pause(pid: u32, long: Duration) {
     processes::kill(pid, Signal::CONT);
 }
 
-/// Timeouts far shorter than the stop: a process that counts its own pause would take every peer for dead.
-fn short_deadlines(setting: &FaultSetting) -> Result<Setup> {
-    Ok(Setup::new(&setting.binary)?.arg("--ping-every=300ms").arg("--dead-after=1s").arg("--log=info"))
+/// A server that is to be stopped, and its resources before.
+struct StoppedServer {
+    setup: Setup,
+    server: Server,
+    level: ResourceLevel,
+}
+
+impl StoppedServer {
+    /// Starts it with timeouts far shorter than the stop: a process that counts its own pause would take every peer for dead.
+    fn start(setting: &FaultSetting) -> Result<Self> {
+        let setup = Setup::new(&setting.binary)?.arg("--ping-every=300ms").arg("--dead-after=1s").arg("--log=info");
+        let server = setup.start()?;
+        let level = ResourceLevel::after_first_session(server.pid(), &server.address)?.keeping(ARENAS_KIB);
+        Ok(Self { setup, server, level })
+    }
+
+    /// A reader of a producer, of which output has already come.
+    fn flow(&self) -> Result<ProducerReader> {
+        let mut flow = ProducerReader::start(WireClient::session(&self.server.address)?.0, 1, COUNT)?;
+        while flow.seq < 8 {
+            flow.take()?;
+        }
+        Ok(flow)
+    }
+
+    /// Checks that everything is in order at the end.
+    fn end(self) -> Result<()> {
+        self.level.wait_back().context("after all went on")?;
+        self.setup.finish(self.server)
+    }
 }
 
 /// Stops the server: afterwards its clients, a busy one and a quiet one, are still connected, and its timers run.
 fn server_stops(setting: &FaultSetting, stop: Duration) -> Result<f64> {
-    let setup = short_deadlines(setting)?;
-    let server = setup.start()?;
-    let level = ResourceLevel::after_first_session(server.pid(), &server.address)?.keeping(ARENAS_KIB);
-    let mut flow = ProducerReader::start(&server.address)?;
+    let stopped = StoppedServer::start(setting)?;
+    let server = &stopped.server;
+    let mut flow = stopped.flow()?;
     let mut quiet = Neighbour::new(&server.address)?;
     quiet.round_trip()?;
-    while flow.seq < 8 {
-        flow.take()?;
-    }
     // Detached sessions: one with a time-to-live that outlasts the stop, and one whose time-to-live ends during it.
     let (long, short) = (stop + LASTING, stop / 3);
     let lasting = detached(&server.address, long)?;
@@ -91,24 +113,21 @@ fn server_stops(setting: &FaultSetting, stop: Duration) -> Result<f64> {
     quiet.round_trip().context("a client that was quiet meanwhile was taken for dead")?;
     let took = resumed.elapsed().as_secs_f64() * 1e3;
     let mut wire = resume(&server.address, &lasting).context("a session that had time left")?;
-    wire.call("session/end", &json!({}))?;
+    wire.end_session()?;
     flow.finish().context("the flow")?;
     expires(&server.address, &ending, Duration::ZERO)?;
     quiet.end()?;
+    let setup = &stopped.setup;
     ensure!(!setup.log().contains("no sign of life"), "a live client was dropped: {}", setup.log_tail());
-    end(&setup, server, &level)?;
+    stopped.end()?;
     Ok(took)
 }
 
 /// Stops a holder: other sessions continue in the meantime, and its own continues afterwards.
 fn holder_stops(setting: &FaultSetting, stop: Duration) -> Result<f64> {
-    let setup = short_deadlines(setting)?;
-    let server = setup.start()?;
-    let level = ResourceLevel::after_first_session(server.pid(), &server.address)?.keeping(ARENAS_KIB);
-    let mut flow = ProducerReader::start(&server.address)?;
-    while flow.seq < 8 {
-        flow.take()?;
-    }
+    let stopped = StoppedServer::start(setting)?;
+    let StoppedServer { setup, server, .. } = &stopped;
+    let mut flow = stopped.flow()?;
     let [holder] = setup.holders()[..] else { bail!("not one holder: {:?}", setup.holders()) };
     let mut other = Neighbour::new(&server.address)?;
     processes::kill(holder, Signal::STOP);
@@ -132,27 +151,25 @@ fn holder_stops(setting: &FaultSetting, stop: Duration) -> Result<f64> {
     // The holder runs the clock of its session. A session with time left survives a stopped holder, and one whose time is over ends.
     let lasting = detached(&server.address, stop + LASTING)?;
     let ending = detached(&server.address, stop / 3)?;
-    let stopped = setup.holders();
+    let holders = setup.holders();
     thread::scope(|scope| {
-        for holder in &stopped {
+        for holder in &holders {
             scope.spawn(|| pause(*holder, stop));
         }
     });
     let mut wire = resume(&server.address, &lasting).context("a session that had time left")?;
-    wire.call("session/end", &json!({}))?;
+    wire.end_session()?;
     // The holder may have been stopped before it learned that the client has gone, and counts from then.
     expires(&server.address, &ending, stop / 3)?;
-    end(&setup, server, &level)?;
+    stopped.end()?;
     Ok(took)
 }
 
 /// Stops the client: its kernel still acknowledges, so it keeps its session and finds everything when it continues.
 fn client_stops(setting: &FaultSetting, stop: Duration) -> Result<f64> {
-    let setup = short_deadlines(setting)?;
-    let server = setup.start()?;
-    let level = ResourceLevel::after_first_session(server.pid(), &server.address)?.keeping(ARENAS_KIB);
+    let stopped = StoppedServer::start(setting)?;
     let (program, id) = (records::program()?, 7_u64);
-    let mut client = parallel_runs::run(&setting.binary, &server.address.url)
+    let mut client = parallel_runs::run(&setting.binary, &stopped.server.address.url)
         .args(["--", &program, "child", "producer", &id.to_string(), &COUNT.to_string()])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -184,90 +201,34 @@ fn client_stops(setting: &FaultSetting, stop: Duration) -> Result<f64> {
     client.stderr.take().context("a pipe")?.read_to_string(&mut output_text)?;
     records.finish(COUNT).with_context(|| output_text.clone())?;
     ensure!(status.code().map(i64::from) == Some(records::exit_code(id)), "ended with {status}: {output_text}");
-    end(&setup, server, &level)?;
+    stopped.end()?;
     Ok(took.unwrap_or_default())
 }
 
-/// Checks that everything is in order at the end.
-fn end(setup: &Setup, server: Server, level: &ResourceLevel) -> Result<()> {
-    level.wait_back().context("after all went on")?;
-    setup.finish(server)
-}
-
 /// A detached session with a process; returns its id.
-fn detached(address: &wire::ServerAddress, ttl: Duration) -> Result<String> {
+fn detached(address: &ServerAddress, ttl: Duration) -> Result<String> {
     let mut params = hello(None);
     params["ttlMs"] = json!(ttl.as_millis() as u64);
     let (mut wire, answer) = WireClient::open(address, &params)?;
-    wire.call("process/start", &wire::start("sleep", &["/bin/sleep", "600"]))?;
+    wire.start("sleep", &["/bin/sleep", "600"])?;
     Ok(answer["sessionId"].as_str().context("no session id")?.to_owned())
 }
 
-fn resume(address: &wire::ServerAddress, session: &str) -> Result<WireClient> {
+fn resume(address: &ServerAddress, session: &str) -> Result<WireClient> {
     Ok(WireClient::open(address, &hello(Some(session)))?.0)
 }
 
 /// Checks that the process of a session whose time is over in `rest` ends within a second after that, and that the session cannot be
 /// resumed.
-fn expires(address: &wire::ServerAddress, session: &str, rest: Duration) -> Result<()> {
-    let deadline = Instant::now() + rest + Duration::from_secs(1);
+fn expires(address: &ServerAddress, session: &str, rest: Duration) -> Result<()> {
     let (mut observer, _) = WireClient::session(address)?;
-    loop {
-        let list = observer.call("process/list", &json!({ "scope": "all" }))?;
-        let entries = list["processes"].as_array().context("`process/list` gave no `processes`")?;
-        if !entries.iter().any(|entry| entry["sessionId"] == *session && entry["exited"] == false) {
-            break;
-        }
-        ensure!(Instant::now() < deadline, "a session lives on although its time is over");
-        thread::sleep(Duration::from_millis(10));
-    }
-    observer.call("session/end", &json!({}))?;
+    try_until("a session whose time is over has ended", rest + Duration::from_secs(1), || {
+        let entries = observer.list_all()?;
+        Ok(!entries.iter().any(|entry| entry["sessionId"] == *session && entry["exited"] == false))
+    })?;
+    observer.end_session()?;
     match resume(address, session).map(drop).map_err(|error| error.downcast::<CallError>()) {
         Err(Ok(CallError::Refused { .. })) => Ok(()),
         other => bail!("a session whose time is over was not refused: {other:?}"),
-    }
-}
-
-/// A producer and its reader.
-struct ProducerReader {
-    wire: WireClient,
-    records: Records,
-    seq: u64,
-}
-
-impl ProducerReader {
-    fn start(address: &wire::ServerAddress) -> Result<Self> {
-        let (mut wire, _) = WireClient::session(address)?;
-        let argv = [&records::program()?, "child", "producer", "1", &COUNT.to_string()];
-        wire.call("process/start", &wire::start("p", &argv))?;
-        Ok(Self { wire, records: Records::new(1), seq: 0 })
-    }
-
-    /// Handles one message; returns false at the end.
-    fn take(&mut self) -> Result<bool> {
-        match self.wire.next_message()? {
-            ServerMessage::Output(output) => {
-                ensure!(output.seq == self.seq + 1 && output.gap.is_none(), "number {} after {}", output.seq, self.seq);
-                self.records.push(&output.bytes);
-                self.seq = output.seq;
-                if self.seq.is_multiple_of(4) {
-                    self.wire.notify("process/ack", &json!({ "processId": "p", "seq": self.seq }))?;
-                }
-            }
-            ServerMessage::Closed { .. } => return Ok(false),
-            ServerMessage::Other { method, params } => bail!("unexpected `{method}`: {params}"),
-            ServerMessage::Exited { code, .. } => {
-                ensure!(code == records::exit_code(1), "the producer exited with {code}")
-            }
-            ServerMessage::Answer { .. } => {}
-        }
-        Ok(true)
-    }
-
-    fn finish(mut self) -> Result<()> {
-        while self.take()? {}
-        self.records.finish(COUNT)?;
-        self.wire.call("session/end", &json!({})).context("end the session")?;
-        Ok(())
     }
 }

@@ -17,18 +17,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, ensure};
-use exec_server_harness::{
-    server::{Server, Setup},
-    wire::WireClient,
-};
+use exec_server_harness::server::{Server, Setup};
 use exec_server_workspace::cargo;
-use serde_json::json;
 
 use self::script::{ClientShape, run_script};
 use super::{
-    FaultSetting, Figures, link_cuts,
+    FaultSetting, Figures,
     producer_load::{ProducerLoad, is_lost},
-    server_kills,
 };
 
 /// The previous version. Both versions must understand each other's servers and holders.
@@ -67,7 +62,7 @@ fn mixtures(now: &Path, before: &Path) -> Result<Figures> {
             ensure_equal(expected, &transcript).with_context(|| name)?;
         }
     }
-    Ok(Figures::default().survived(played).set("lines", lines).set("part", "mixtures"))
+    Ok(Figures::survived(played).set("lines", lines).set("part", "mixtures"))
 }
 
 fn ensure_equal(expected: &[String], received: &[String]) -> Result<()> {
@@ -89,35 +84,30 @@ fn upgrade_under_load(setting: &FaultSetting, versions: [&Path; 2]) -> Result<Fi
     let setup = Setup::new(&program)?;
     let mut server = setup.start()?;
     let mut load = ProducerLoad::new(random.fork(), LANES)?;
-    let mut wire = load.attach(&server.address)?;
+    load.attach(&server.address)?;
     let mut times = Vec::new();
     for (done, version) in versions.iter().cycle().skip(1).take(usize::try_from(wanted)?).enumerate() {
         let until = Instant::now() + Duration::from_millis(random.between(50, 300));
         let context = || format!("after {done} upgrades; the server says: {}", setup.log_tail());
-        server_kills::flow(&mut load, &mut wire, &server, |_| Instant::now() >= until).with_context(context)?;
+        load.flow(&server, |_| Instant::now() >= until).with_context(context)?;
         install(version, &program)?;
         let begun = Instant::now();
-        stop_while_reading(server, &mut load, &mut wire).with_context(context)?;
+        stop_while_reading(server, &mut load).with_context(context)?;
         server = setup.start().with_context(context)?;
-        let millis;
-        (wire, millis) = link_cuts::resume(&mut load, &server.address, begun).with_context(context)?;
-        load.check_pids(&mut wire).with_context(context)?;
-        times.push(millis);
+        times.push(load.resume_restarted(&server, begun).with_context(context)?);
     }
-    load.stop_refilling();
-    server_kills::flow(&mut load, &mut wire, &server, ProducerLoad::is_done).context("after the last upgrade")?;
-    wire.call("session/end", &json!({})).context("end the session")?;
+    load.finish(&server)?;
     setup.finish(server)?;
-    let figures = Figures::default().survived(wanted).set("bytes", load.bytes);
+    let figures = Figures::survived(wanted).set("bytes", load.bytes);
     Ok(figures.times(&mut times).set("processes", load.ended).set("part", "upgrades"))
 }
 
 /// Shuts the server down. The client keeps reading until the close, because the server would wait for it otherwise.
-fn stop_while_reading(server: Server, load: &mut ProducerLoad, wire: &mut WireClient) -> Result<()> {
+fn stop_while_reading(server: Server, load: &mut ProducerLoad) -> Result<()> {
     thread::scope(|scope| {
         let stopping = scope.spawn(|| server.stop());
         let read = loop {
-            match load.step(wire) {
+            match load.step() {
                 Ok(()) => {}
                 Err(error) if is_lost(&error) => break Ok(()),
                 Err(error) => break Err(error),

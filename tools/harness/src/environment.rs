@@ -7,19 +7,19 @@ use std::{
     env,
     ffi::{OsStr, OsString},
     fs,
-    io::Read as _,
+    io::{self, BufWriter, Write as _},
     path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use exec_server_chaos::Random;
 use exec_server_workspace::processes;
 use rustix::process::Signal;
 use tempfile::TempDir;
-
-use exec_server_chaos::Random;
 
 /// Variables of the caller that would affect a command.
 const REMOVED: [&str; 8] = [
@@ -120,12 +120,29 @@ impl Environment {
 
 /// Polls until a condition holds.
 pub fn wait_until(what: &str, patience: Duration, mut is_so: impl FnMut() -> bool) -> Result<()> {
-    let deadline = Instant::now() + patience;
-    while !is_so() {
-        ensure!(Instant::now() < deadline, "not within {} s: {what}", patience.as_secs());
+    try_until(what, patience, || Ok(is_so())).map(drop)
+}
+
+/// Polls until a condition holds, or the check itself fails; returns how long that took.
+pub fn try_until(what: &str, patience: Duration, mut is_so: impl FnMut() -> Result<bool>) -> Result<Duration> {
+    let begun = Instant::now();
+    while !is_so()? {
+        ensure!(begun.elapsed() < patience, "not within {} s: {what}", patience.as_secs());
         thread::sleep(Duration::from_millis(10));
     }
-    Ok(())
+    Ok(begun.elapsed())
+}
+
+/// Waits for the end of a program; `None` if it still runs after `patience`.
+pub fn wait_child(child: &mut Child, patience: Duration) -> io::Result<Option<ExitStatus>> {
+    let deadline = Instant::now() + patience;
+    loop {
+        let status = child.try_wait()?;
+        if status.is_some() || Instant::now() > deadline {
+            return Ok(status);
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// Runs a command to its end and collects its output; the command is killed if it takes too long.
@@ -142,32 +159,17 @@ pub fn success_of(command: &mut Command, patience: Duration) -> Result<Vec<u8>> 
     Ok(output.stdout)
 }
 
-fn finish(mut child: Child, patience: Duration) -> Result<Output> {
-    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-    let (mut out, mut err) = (child.stdout.take().context("a pipe")?, child.stderr.take().context("a pipe")?);
-    let status = thread::scope(|scope| {
-        let reading = scope.spawn(|| out.read_to_end(&mut stdout));
-        let hearing = scope.spawn(|| err.read_to_end(&mut stderr));
-        let deadline = Instant::now() + patience;
-        let status = loop {
-            if let Some(status) = child.try_wait()? {
-                break Ok(status);
-            }
-            if Instant::now() > deadline {
-                child.kill()?;
-                child.wait()?;
-                break Err(());
-            }
-            thread::sleep(Duration::from_millis(2));
-        };
-        reading.join().expect("the reader does not panic")?;
-        hearing.join().expect("the listener does not panic")?;
-        anyhow::Ok(status)
-    })?;
-    match status {
-        Ok(status) => Ok(Output { status, stdout, stderr }),
-        Err(()) => bail!("not done within {} s; it said: {}", patience.as_secs(), String::from_utf8_lossy(&stderr)),
+/// Waits for the end of a program and collects its output; the program is killed if it takes too long.
+pub fn finish(child: Child, patience: Duration) -> Result<Output> {
+    let pid = child.id();
+    let (output_tx, output_rx) = mpsc::channel();
+    thread::spawn(move || output_tx.send(child.wait_with_output()));
+    if let Ok(output) = output_rx.recv_timeout(patience) {
+        return Ok(output?);
     }
+    processes::kill(pid, Signal::KILL);
+    let stderr = output_rx.recv()??.stderr;
+    bail!("not done within {} s; it said: {}", patience.as_secs(), String::from_utf8_lossy(&stderr))
 }
 
 /// How a command ended and what it printed.
@@ -178,19 +180,11 @@ pub fn describe(output: &Output) -> String {
 
 /// Fills a file with incompressible bytes, the same for the same seed.
 pub fn random_file(path: &Path, bytes: u64, seed: u64) -> Result<()> {
-    use std::io::Write as _;
     let mut random = Random::new(seed);
-    let mut file = fs::File::create(path)?;
-    let mut block = Vec::with_capacity(1 << 20);
-    let mut left = bytes;
-    while left > 0 {
-        block.clear();
-        while block.len() < 1 << 20 {
-            block.extend_from_slice(&random.next().to_le_bytes());
-        }
-        block.truncate(usize::try_from(left.min(1 << 20))?);
-        file.write_all(&block)?;
-        left -= block.len() as u64;
+    let mut file = BufWriter::new(fs::File::create(path)?);
+    for written in (0..bytes).step_by(8) {
+        let len = usize::try_from((bytes - written).min(8))?;
+        file.write_all(&random.next().to_le_bytes()[..len])?;
     }
-    Ok(())
+    Ok(file.flush()?)
 }

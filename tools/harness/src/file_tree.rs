@@ -4,7 +4,7 @@
 //! the program, so that the comparison is independent of it.
 
 use std::{
-    collections::BTreeMap,
+    collections::BTreeSet,
     ffi::{OsStr, OsString},
     fs::{self, File},
     io::{Read as _, Write as _},
@@ -130,7 +130,7 @@ pub fn compare(left: &Path, right: &Path) -> Result<u64> {
         let (names, other) = (names(left)?, names(right)?);
         ensure!(names == other, "{} has other names: {}", shown(right), difference(&names, &other));
         let mut bytes = 0;
-        for name in names.keys() {
+        for name in &names {
             bytes += compare(&left.join(name), &right.join(name))?;
         }
         return Ok(bytes);
@@ -195,15 +195,14 @@ fn same_bytes(left: &Path, right: &Path) -> Result<()> {
     }
 }
 
-fn names(dir: &Path) -> Result<BTreeMap<OsString, ()>> {
-    fs::read_dir(dir)?.map(|entry| Ok((entry?.file_name(), ()))).collect()
+fn names(dir: &Path) -> Result<BTreeSet<OsString>> {
+    fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name())).collect()
 }
 
-fn difference(left: &BTreeMap<OsString, ()>, right: &BTreeMap<OsString, ()>) -> String {
-    let missing = left.keys().filter(|name| !right.contains_key(*name));
-    let added = right.keys().filter(|name| !left.contains_key(*name));
-    let all: Vec<_> = missing.map(|name| format!("-{name:?}")).chain(added.map(|name| format!("+{name:?}"))).collect();
-    all[..all.len().min(10)].join(" ")
+fn difference(left: &BTreeSet<OsString>, right: &BTreeSet<OsString>) -> String {
+    let missing = left.difference(right).map(|name| format!("-{name:?}"));
+    let added = right.difference(left).map(|name| format!("+{name:?}"));
+    missing.chain(added).take(10).collect::<Vec<_>>().join(" ")
 }
 
 fn shown(path: &Path) -> String {

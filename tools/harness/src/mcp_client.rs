@@ -9,12 +9,14 @@ use std::{
     process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::{Value, json};
+
+use crate::environment::wait_child;
 
 /// Longer than any answer may take, including the first start of a package on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -200,14 +202,8 @@ impl McpClient {
     /// Waits for its end; its output must end too, without a further answer.
     pub fn end(mut self, within: Duration) -> Result<ExitStatus> {
         self.close();
-        let deadline = Instant::now() + within;
-        let status = loop {
-            if let Some(status) = self.child.try_wait()? {
-                break status;
-            }
-            ensure!(Instant::now() < deadline, "it did not end within {within:?}; it said: {}", self.stderr_text());
-            thread::sleep(Duration::from_millis(2));
-        };
+        let status = wait_child(&mut self.child, within)?
+            .with_context(|| format!("it did not end within {within:?}; it said: {}", self.stderr_text()))?;
         while let Some(line) = self.line()? {
             // The server may send notifications at the end; another answer would be a duplicate.
             let message: Value = serde_json::from_slice(&line).context("not a message at the end")?;

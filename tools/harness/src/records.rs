@@ -121,6 +121,12 @@ impl Records {
         );
         Ok(())
     }
+
+    /// As `finish`, for output of this many bytes that may end inside a record.
+    pub fn finish_torn(mut self, bytes: u64) -> Result<()> {
+        self.partial.clear();
+        self.finish(bytes / RECORD)
+    }
 }
 
 #[cfg(test)]

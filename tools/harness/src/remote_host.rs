@@ -17,7 +17,10 @@ use anyhow::{Context, Result, bail, ensure};
 use exec_server_workspace::{packages, processes};
 use rustix::process::Signal;
 
-use crate::environment::{self, Environment, wait_until};
+use crate::{
+    environment::{self, Environment, wait_until},
+    server::last_lines,
+};
 
 /// Another process may take the port between our check and sshd's bind.
 const PORTS_TRIED: u32 = 5;
@@ -122,8 +125,7 @@ impl<'a> RemoteHost<'a> {
     /// The last lines of sshd's log.
     pub fn log_tail(&self) -> String {
         let text = fs::read_to_string(self.folder.join("sshd.log")).unwrap_or_default();
-        let lines: Vec<&str> = text.lines().collect();
-        lines[lines.len().saturating_sub(8)..].join(" | ")
+        last_lines(&text, 8).join(" | ")
     }
 
     /// Stops sshd; fails if a process on the far side is left.

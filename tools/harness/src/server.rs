@@ -9,16 +9,21 @@ use std::{
     net::TcpListener,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdout, Command, Stdio},
     sync::atomic::{AtomicU16, Ordering},
-    time::{Duration, Instant},
+    thread,
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use exec_server_workspace::processes::{comm, kill, pids, stat};
+use exec_server_chaos::Random;
+use exec_server_workspace::processes::{comm, kill, stat, with_path};
 use tempfile::TempDir;
 
-use crate::wire::ServerAddress;
+use crate::{
+    environment::{wait_child, wait_until},
+    wire::ServerAddress,
+};
 
 /// How a server is started and restarted.
 pub struct Setup {
@@ -106,16 +111,13 @@ impl Setup {
 
     /// Starts the program on its standard streams instead of a port.
     pub fn piped(&self) -> Result<Child> {
-        let log = fs::File::options().create(true).append(true).open(self.state.path().join("stderr"))?;
         let mut command = Command::new(&self.binary);
         command.args(["serve", "--listen", "stdio", "--state-dir"]).arg(self.state_dir()).args(&self.extra);
-        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).spawn();
-        child.with_context(|| format!("start `{}`", self.binary.display()))
+        self.spawn(command.stdin(Stdio::piped()))
     }
 
     /// Starts the program; it does not listen yet.
-    pub fn launch(&self) -> Result<StartingServer> {
-        let log = fs::File::options().create(true).append(true).open(self.state.path().join("stderr"))?;
+    fn launch(&self) -> Result<Child> {
         let mut command = match (self.nofile, &self.through[..]) {
             (None, []) => Command::new(&self.binary),
             (None, [program, words @ ..]) => {
@@ -134,18 +136,31 @@ impl Setup {
         if let Some(user) = self.user {
             command.uid(user).gid(user).current_dir("/");
         }
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .with_context(|| format!("start `{}`", self.binary.display()))?;
-        Ok(StartingServer { child })
+        self.spawn(command.stdin(Stdio::null()))
+    }
+
+    fn spawn(&self, command: &mut Command) -> Result<Child> {
+        let log = fs::File::options().create(true).append(true).open(self.state.path().join("stderr"))?;
+        let child = command.stdout(Stdio::piped()).stderr(log).spawn();
+        child.with_context(|| format!("start `{}`", self.binary.display()))
+    }
+
+    /// Kills servers while they start, one in eight times and at most `most`; returns how many.
+    pub fn kill_starting(&self, random: &mut Random, most: u64) -> Result<u64> {
+        let mut killed = 0;
+        while killed < most && random.one_in(8) {
+            let mut child = self.launch()?;
+            thread::sleep(Duration::from_millis(random.between(0, 25)));
+            child.kill()?;
+            child.wait()?;
+            killed += 1;
+        }
+        Ok(killed)
     }
 
     /// Starts the program and waits for its URL.
     pub fn start(&self) -> Result<Server> {
-        self.launch()?.ready().with_context(|| format!("its log says: {}", self.log_tail()))
+        Server::ready(self.launch()?).with_context(|| format!("its log says: {}", self.log_tail()))
     }
 
     /// The stderr of all servers.
@@ -170,21 +185,13 @@ impl Setup {
 
     /// The last lines of the servers' stderr.
     pub fn log_tail(&self) -> String {
-        let text = self.log();
-        let lines: Vec<&str> = text.lines().collect();
-        lines[lines.len().saturating_sub(12)..].join("\n")
+        last_lines(&self.log(), 12).join("\n")
     }
 
     /// Server, spawner and holders of this state directory: forks keep the command line.
     pub fn family(&self) -> Vec<u32> {
-        let needle = self.state_dir().into_os_string().into_encoded_bytes();
-        pids()
-            .filter(|pid| {
-                let cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-                let ours = comm(*pid).is_some_and(|comm| comm.starts_with("exec-"));
-                ours && cmdline.windows(needle.len()).any(|part| part == needle)
-            })
-            .collect()
+        let is_ours = |pid: &u32| comm(*pid).is_some_and(|comm| comm.starts_with("exec-"));
+        with_path(&self.state_dir()).into_iter().filter(is_ours).collect()
     }
 
     /// Memory of server, spawner and holders in KiB.
@@ -205,19 +212,16 @@ impl Setup {
 
     /// Waits until server, spawner and holders have ended.
     pub fn wait_gone(&self, patience: Duration) -> Result<()> {
-        let deadline = Instant::now() + patience;
-        loop {
-            let left = self.family();
-            if left.is_empty() {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                let names: Vec<_> =
-                    left.iter().map(|pid| format!("{} {pid}", comm(*pid).unwrap_or_default())).collect();
-                bail!("still running: {}; the server said: {}", names.join(", "), self.log_tail());
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let mut left = Vec::new();
+        let gone = wait_until("no process of the server is left", patience, || {
+            left = self.family();
+            left.is_empty()
+        });
+        gone.with_context(|| {
+            let names = left.iter().map(|pid| format!("{} {pid}", comm(*pid).unwrap_or_default()));
+            let names = names.collect::<Vec<_>>().join(", ");
+            format!("still running: {names}; the server said: {}", self.log_tail())
+        })
     }
 }
 
@@ -246,42 +250,26 @@ fn remove_groups(sessions: &Path) {
     }
 }
 
-/// A program that was started and has not printed its URL yet.
-pub struct StartingServer {
-    child: Child,
-}
-
-impl StartingServer {
-    /// Waits for the URL. If the program dies, the pipe closes and the wait ends.
-    pub fn ready(mut self) -> Result<Server> {
-        let stdout = self.child.stdout.take().context("standard output is a pipe")?;
-        let mut line = String::new();
-        let mut stdout = BufReader::new(stdout);
-        stdout.read_line(&mut line)?;
-        if line.is_empty() {
-            let status = self.child.wait()?;
-            bail!("the server ended before it printed a URL: {status}");
-        }
-        Ok(Server { child: self.child, address: ServerAddress::parse(line.trim_end())?, stdout })
-    }
-
-    /// Sends SIGKILL before the server listens.
-    pub fn kill(mut self) -> Result<()> {
-        self.child.kill()?;
-        self.child.wait()?;
-        Ok(())
-    }
-}
-
 /// A server that listens.
 pub struct Server {
     child: Child,
     pub address: ServerAddress,
     /// Held open, because a closed stdout is tested elsewhere.
-    stdout: BufReader<std::process::ChildStdout>,
+    stdout: BufReader<ChildStdout>,
 }
 
 impl Server {
+    /// Waits for the URL. If the program dies, the pipe closes and the wait ends.
+    fn ready(mut child: Child) -> Result<Self> {
+        let mut stdout = BufReader::new(child.stdout.take().context("standard output is a pipe")?);
+        let mut line = String::new();
+        stdout.read_line(&mut line)?;
+        if line.is_empty() {
+            bail!("the server ended before it printed a URL: {}", child.wait()?);
+        }
+        Ok(Self { child, address: ServerAddress::parse(line.trim_end())?, stdout })
+    }
+
     pub fn kill(mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
@@ -314,14 +302,8 @@ impl Server {
 
     /// Waits for its end; returns the exit code, or `None` if a signal ended it.
     pub fn wait(mut self, patience: Duration) -> Result<Option<i32>> {
-        let deadline = Instant::now() + patience;
-        loop {
-            if let Some(status) = self.child.try_wait()? {
-                return Ok(status.code());
-            }
-            ensure!(Instant::now() < deadline, "the server did not end within {patience:?}");
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        let status = wait_child(&mut self.child, patience)?;
+        Ok(status.with_context(|| format!("the server did not end within {patience:?}"))?.code())
     }
 }
 
@@ -330,6 +312,12 @@ impl Drop for Server {
         self.child.kill().ok(); // Already ended if `stop` or `kill` was called.
         self.child.wait().ok();
     }
+}
+
+/// The last lines of a text.
+pub(crate) fn last_lines(text: &str, count: usize) -> Vec<&str> {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].to_vec()
 }
 
 /// A free port below the ephemeral range: a client's port could otherwise take it between kill and restart. No two servers of a run get the

@@ -10,10 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::Context as _;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 use tungstenite::{Message, WebSocket, client::IntoClientRequest, protocol::WebSocketConfig};
+
+use crate::records;
 
 /// Longer than anything the server may take; a longer wait is a hang.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -79,6 +82,11 @@ impl ServerAddress {
     pub fn through(&self, proxy: SocketAddr) -> Self {
         Self { socket: proxy, url: self.url.clone() }
     }
+
+    /// The URL for a program that connects through a proxy. It uses the proxy's port in `Host`, so the server must allow that.
+    pub fn url_through(&self, proxy: SocketAddr) -> String {
+        self.url.replacen(&self.socket.to_string(), &proxy.to_string(), 1)
+    }
 }
 
 /// A connection after the upgrade.
@@ -142,6 +150,46 @@ impl WireClient {
     pub fn call(&mut self, method: &str, params: &Value) -> Result<Value, CallError> {
         let id = self.send(method, params)?;
         self.answer(id)
+    }
+
+    /// Acknowledges the events of a process up to this number.
+    pub fn acknowledge(&mut self, process: &str, seq: u64) -> Result<(), CallError> {
+        self.notify("process/ack", &json!({ "processId": process, "seq": seq }))
+    }
+
+    /// Starts a process with the environment that a small program needs.
+    pub fn start(&mut self, process: &str, argv: &[&str]) -> Result<Value, CallError> {
+        self.call("process/start", &start(process, argv))
+    }
+
+    /// Starts the child mode `producer` of this program.
+    pub fn start_producer(&mut self, process: &str, id: u64, count: u64) -> anyhow::Result<()> {
+        let argv = [&records::program()?, "child", "producer", &id.to_string(), &count.to_string()];
+        self.start(process, &argv)?;
+        Ok(())
+    }
+
+    /// The list entries of the processes of all sessions.
+    pub fn list_all(&mut self) -> anyhow::Result<Vec<Value>> {
+        match self.call("process/list", &json!({ "scope": "all" }))?["processes"].take() {
+            Value::Array(entries) => Ok(entries),
+            other => anyhow::bail!("`process/list` gave no `processes`: {other}"),
+        }
+    }
+
+    /// Ends the session.
+    pub fn end_session(&mut self) -> anyhow::Result<()> {
+        self.call("session/end", &json!({})).context("end the session")?;
+        Ok(())
+    }
+
+    /// Drops messages until `count` processes have closed.
+    pub fn wait_closed(&mut self, count: usize) -> anyhow::Result<()> {
+        let mut closed = 0;
+        while closed < count {
+            closed += usize::from(matches!(self.next_message()?, ServerMessage::Closed { .. }));
+        }
+        Ok(())
     }
 
     /// Waits for the answer of an earlier request.

@@ -218,7 +218,7 @@ impl ScriptClient {
     fn listen(&mut self) -> Result<()> {
         let message = self.wire.next_message()?;
         let Some((process, seq)) = self.receive(message)? else { return Ok(()) };
-        Ok(self.wire.notify("process/ack", &json!({ "processId": process, "seq": seq }))?)
+        Ok(self.wire.acknowledge(&process, seq)?)
     }
 
     /// Handles a pushed event; returns its process and number. Events from before the change of servers may be repeated.
