@@ -6,12 +6,12 @@
 use std::{
     io::{BufRead as _, BufReader, Write as _},
     os::fd::{AsFd, OwnedFd},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    process::{ChildStdin, ChildStdout, Command, Stdio},
     time::Instant,
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use exec_server_harness::records;
+use exec_server_harness::{environment::OwnedChild, records};
 use rustix::{
     event::{PollFd, PollFlags},
     io::Errno,
@@ -92,23 +92,23 @@ pub(super) fn output_of(mut command: Command, bytes: u64, is_first: bool) -> Res
     Ok(bytes as f64 / 1e6 / took)
 }
 
+/// A command that writes this many zeros.
+fn zeros(bytes: u64) -> Command {
+    let mut head = Command::new(HEAD);
+    head.args(["-c", &bytes.to_string(), "/dev/zero"]).stdin(Stdio::null()).stdout(Stdio::piped());
+    head
+}
+
 /// MB/s of a raw pipe.
 pub(super) fn pipe(bytes: u64, is_first: bool) -> Result<f64> {
-    let mut head = Command::new(HEAD);
-    head.args(["-c", &bytes.to_string(), "/dev/zero"]);
-    output_of(head, bytes, is_first)
+    output_of(zeros(bytes), bytes, is_first)
 }
 
 /// MB/s of `count` raw pipes together, with one reader.
 pub(super) fn pipes(count: u64, bytes: u64) -> Result<f64> {
     let each = bytes / count;
     let begun = Instant::now();
-    let mut heads = Vec::new();
-    for _ in 0..count {
-        let mut head = Command::new(HEAD);
-        head.args(["-c", &each.to_string(), "/dev/zero"]).stdin(Stdio::null()).stdout(Stdio::piped());
-        heads.push(head.spawn()?);
-    }
+    let mut heads = (0..count).map(|_| zeros(each).spawn()).collect::<Result<Vec<_>, _>>()?;
     let mut open: Vec<ChildStdout> = heads.iter_mut().filter_map(|head| head.stdout.take()).collect();
     let (mut buffer, mut seen) = (vec![0; READ], 0);
     while !open.is_empty() {
@@ -133,7 +133,7 @@ pub(super) fn pipes(count: u64, bytes: u64) -> Result<f64> {
 
 /// A program on a terminal, from the master side.
 pub(super) struct TerminalProgram {
-    child: Child,
+    _child: OwnedChild,
     master: OwnedFd,
 }
 
@@ -151,15 +151,13 @@ impl TerminalProgram {
         let child = command.stdin(slave.try_clone()?).stdout(slave).stderr(Stdio::null()).spawn()?;
         // The command holds copies of the slave; drop them.
         drop(command);
-        Ok(Self { child, master })
+        Ok(Self { _child: OwnedChild(child), master })
     }
 
     /// MB/s of zeros through a terminal.
     pub(super) fn output(bytes: u64, is_first: bool) -> Result<f64> {
         let begun = Instant::now();
-        let mut head = Command::new(HEAD);
-        head.args(["-c", &bytes.to_string(), "/dev/zero"]);
-        let terminal = Self::start(head)?;
+        let terminal = Self::start(zeros(bytes))?;
         let seen = drain(&terminal.master, is_first)?;
         ensure!(seen == bytes, "{seen} of {bytes} bytes through a terminal");
         Ok(bytes as f64 / 1e6 / begun.elapsed().as_secs_f64())
@@ -172,13 +170,6 @@ impl TerminalProgram {
     /// Microseconds until a byte is back.
     pub(super) fn echo(&self, byte: u8) -> Result<f64> {
         echo(&self.master, &self.master, byte)
-    }
-}
-
-impl Drop for TerminalProgram {
-    fn drop(&mut self) {
-        self.child.kill().ok(); // Already ended if its output was read to the end.
-        self.child.wait().ok();
     }
 }
 
@@ -205,7 +196,7 @@ pub(super) fn exchange(writer: impl AsFd, reader: impl AsFd, byte: u8, expected:
 
 /// A program that echoes its input.
 pub(super) struct EchoProgram {
-    child: Child,
+    _child: OwnedChild,
     stdin: ChildStdin,
     stdout: ChildStdout,
 }
@@ -213,10 +204,10 @@ pub(super) struct EchoProgram {
 impl EchoProgram {
     /// Starts the program and waits for the byte that shows that it runs.
     pub(super) fn start(mut command: Command) -> Result<Self> {
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut child = OwnedChild(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?);
         let stdin = child.stdin.take().context("standard input is a pipe")?;
         let stdout = child.stdout.take().context("standard output is a pipe")?;
-        let cat = Self { child, stdin, stdout };
+        let cat = Self { _child: child, stdin, stdout };
         lean_connection::wait_readable(&cat.stdout)?;
         let mut said = [0; 16];
         let count = rustix::io::read(&cat.stdout, &mut said)?;
@@ -229,52 +220,37 @@ impl EchoProgram {
     }
 }
 
-impl Drop for EchoProgram {
-    fn drop(&mut self) {
-        self.child.kill().ok(); // On a raw terminal there is no other way to send EOF.
-        self.child.wait().ok();
-    }
-}
-
 /// The WebSocket echo on the engine of the server.
 pub(super) struct EchoServer {
-    child: Child,
+    _child: OwnedChild,
     pub(super) url: String,
 }
 
 impl EchoServer {
     pub(super) fn start(setting: &BenchSetting<'_>) -> Result<Self> {
-        let mut child = Command::new(&setting.echo).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let child = Command::new(&setting.echo).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let mut child = OwnedChild(child);
         let mut url = String::new();
         BufReader::new(child.stdout.take().context("standard output is a pipe")?).read_line(&mut url)?;
-        Ok(Self { child, url: url.trim_end().to_owned() })
-    }
-}
-
-impl Drop for EchoServer {
-    fn drop(&mut self) {
-        self.child.kill().ok(); // It ends in no other way.
-        self.child.wait().ok();
+        Ok(Self { _child: child, url: url.trim_end().to_owned() })
     }
 }
 
 /// Bare fork, exec and wait, in a separate small process.
 pub(super) struct BareSpawner {
-    child: Child,
+    _child: OwnedChild,
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
 }
 
 impl BareSpawner {
     pub(super) fn start() -> Result<Self> {
-        let mut child = Command::new(records::program()?)
-            .args(["child", "bare"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
+        let mut command = Command::new(records::program()?);
+        command.args(["child", "bare"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = OwnedChild(command.spawn()?);
         let stdin = child.stdin.take().context("standard input is a pipe")?;
         let stdout = BufReader::new(child.stdout.take().context("standard output is a pipe")?);
-        Ok(Self { child, stdin, stdout })
+        Ok(Self { _child: child, stdin, stdout })
     }
 
     /// The times of a batch in microseconds, each with or without a terminal.
@@ -297,12 +273,5 @@ impl BareSpawner {
         let mut answer = String::new();
         self.stdout.read_line(&mut answer)?;
         Ok(answer.split_whitespace().map(str::parse).collect::<Result<_, _>>()?)
-    }
-}
-
-impl Drop for BareSpawner {
-    fn drop(&mut self) {
-        self.child.kill().ok(); // Already ended if it failed.
-        self.child.wait().ok();
     }
 }

@@ -2,8 +2,6 @@
 //!
 //! Defines sizes and colours. All colours are mid-tones without a background, so that they are readable on light and dark pages.
 
-use std::fmt::Write as _;
-
 use super::table::{Bar, BarOwner, Bars, short};
 
 const WIDTH: f64 = 760.0;
@@ -94,31 +92,23 @@ fn scale(bars: &[Bar], is_rate: bool) -> f64 {
 }
 
 fn rect(body: &mut String, [x, y, width, height]: [f64; 4], colour: &str) {
-    writeln!(
-        body,
-        "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" rx=\"2\" fill=\"{colour}\"/>"
-    )
-    .expect("a string takes everything");
+    *body += &format!(
+        "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" rx=\"2\" fill=\"{colour}\"/>\n"
+    );
 }
 
 /// Two slanted lines that mark a bar as cut.
 fn cut(body: &mut String, end: f64, y: f64) {
+    let height = BAR - 4.0;
     for x in [end - 26.0, end - 19.0] {
-        writeln!(
-            body,
-            "<path d=\"M{:.1} {:.1} l6 -{:.1}\" stroke=\"#fff\" stroke-width=\"2.5\"/>",
-            x,
-            y + BAR - 4.0,
-            BAR - 4.0
-        )
-        .expect("a string takes everything");
+        let from = y + height;
+        *body += &format!("<path d=\"M{x:.1} {from:.1} l6 -{height:.1}\" stroke=\"#fff\" stroke-width=\"2.5\"/>\n");
     }
 }
 
 fn text(body: &mut String, (x, y): (f64, f64), anchor: &str, more: &str, what: &str) {
     let what = what.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    writeln!(body, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" fill=\"{TEXT}\"{more}>{what}</text>")
-        .expect("a string takes everything");
+    *body += &format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" fill=\"{TEXT}\"{more}>{what}</text>\n");
 }
 
 #[cfg(test)]

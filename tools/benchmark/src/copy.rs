@@ -6,7 +6,7 @@ use std::{
     fs,
     path::Path,
     process::{Command, Stdio},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -27,8 +27,7 @@ pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
     let bench = CopyBench { binary: &setting.binary, url: &server.address.url, folder: setup.scratch() };
     let mut rows = bench.large(setting)?;
     rows.extend(bench.tree(setting)?);
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
+    setup.finish(server)?;
     Ok(rows.into())
 }
 

@@ -207,12 +207,10 @@ impl FileSample {
 
     fn read(&self, session: &mut BenchSession, is_first: bool) -> Result<()> {
         if self.is_whole(session) {
-            session.send("fs/readFile", &json!({ "path": self.path }))?;
-            answered(session)?;
+            session.call("fs/readFile", &json!({ "path": self.path }))?;
             return check(session, &self.bytes, is_first);
         }
-        session.send("fs/open", &json!({ "handleId": "f", "path": self.path }))?;
-        answered(session)?;
+        session.call("fs/open", &json!({ "handleId": "f", "path": self.path }))?;
         let blocks = self.bytes.len().div_ceil(BLOCK);
         let (mut asked, mut came) = (0, 0);
         let mut order = std::collections::VecDeque::new();
@@ -230,8 +228,7 @@ impl FileSample {
             check(session, &self.bytes[offset..self.bytes.len().min(offset + BLOCK)], is_first)?;
             came += 1;
         }
-        session.send("fs/close", &json!({ "handleId": "f" }))?;
-        answered(session).map(drop)
+        session.call("fs/close", &json!({ "handleId": "f" })).map(drop)
     }
 
     fn write(&self, session: &mut BenchSession) -> Result<()> {
@@ -240,8 +237,7 @@ impl FileSample {
             send(session, "fs/writeFile", json!({ "path": target }), &self.bytes)?;
             return answered(session).map(drop);
         }
-        session.send("fs/create", &json!({ "handleId": "d", "path": target }))?;
-        answered(session)?;
+        session.call("fs/create", &json!({ "handleId": "d", "path": target }))?;
         let mut under_way = 0;
         for (number, block) in self.bytes.chunks(BLOCK).enumerate() {
             let params = json!({ "handleId": "d", "offset": number * BLOCK });
@@ -255,8 +251,7 @@ impl FileSample {
         for _ in 0..under_way {
             answered(session)?;
         }
-        session.send("fs/commit", &json!({ "handleId": "d" }))?;
-        answered(session).map(drop)
+        session.call("fs/commit", &json!({ "handleId": "d" })).map(drop)
     }
 }
 

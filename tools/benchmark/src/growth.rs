@@ -2,8 +2,6 @@
 //!
 //! Each round uses a new server, which is filled step by step: 1, 10, 100, 1000.
 
-use std::time::Instant;
-
 use anyhow::{Context, Result};
 
 use super::{
@@ -14,7 +12,7 @@ use super::{
     roundtrip,
     servers::BenchServers,
     spawn,
-    table::{Report, Row, median, short},
+    table::{Report, Row, median, micros, short},
 };
 
 /// Number of requests and starts whose median is taken at each step.
@@ -131,11 +129,10 @@ fn fill(setting: &BenchSetting<'_>, more: GrowthKind, steps: &[usize]) -> Result
 
 /// The median of some requests in microseconds.
 fn request(session: &mut BenchSession) -> Result<f64> {
-    let mut times = Vec::new();
-    for id in 0..REQUESTS {
-        let begun = Instant::now();
-        roundtrip::exchange(session.link(), roundtrip::CHEAP, id)?;
-        times.push(begun.elapsed().as_secs_f64() * 1e6);
-    }
+    let mut id = 0;
+    let times = micros(REQUESTS, || {
+        id += 1;
+        roundtrip::exchange(session.link(), roundtrip::CHEAP, id)
+    })?;
     Ok(median(times))
 }

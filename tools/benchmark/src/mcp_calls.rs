@@ -1,10 +1,7 @@
 //! The cost of an MCP tool call through `mcp bridge` and an executor on loopback, compared with the same server on its own standard
 //! streams.
 
-use std::{
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::{process::Command, time::Duration};
 
 use anyhow::{Result, ensure};
 use exec_server_harness::{mcp_client::McpClient, server::Setup};
@@ -13,7 +10,7 @@ use serde_json::json;
 
 use super::{
     BenchSetting,
-    table::{BenchLane, Contest, Pair, Report, median},
+    table::{BenchLane, Contest, Pair, Report, median, micros},
 };
 
 pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
@@ -33,8 +30,7 @@ pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
     for client in [direct, through] {
         ensure!(client.end(Duration::from_secs(10))?.success(), "the server did not end well");
     }
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
+    setup.finish(server)?;
     let pair = Pair { ours: ("bridge", 0), beside: ("direct", 0), unit: "µs" };
     Ok(vec![contest.row("MCP tool call through `mcp bridge` / direct", pair).at_most(1.5)].into())
 }
@@ -48,12 +44,10 @@ fn begin(command: &mut Command) -> Result<McpClient> {
 /// The median of a batch in microseconds.
 fn calls(client: &mut McpClient, count: u32) -> Result<f64> {
     let params = json!({ "name": "get_current_time", "arguments": { "timezone": "Europe/Berlin" } });
-    let mut times = Vec::new();
-    for _ in 0..count {
-        let begun = Instant::now();
+    let times = micros(count, || {
         let result = client.call("tools/call", &params)?;
-        times.push(begun.elapsed().as_secs_f64() * 1e6);
         ensure!(result["isError"] != true, "the server failed: {result}");
-    }
+        Ok(())
+    })?;
     Ok(median(times))
 }

@@ -13,7 +13,7 @@ use super::{
     lean_connection::{BenchConnection, MessageKind},
     message::MessageFormat,
     servers::{BenchServers, ConnectionKind, Transport},
-    table::{BarOwner, Bars, BenchLane, Contest, Pair, Report, quantile},
+    table::{BarOwner, Bars, BenchLane, Contest, Pair, Report, micros, quantile},
 };
 
 /// Requests in flight at once in the pipelined measurement.
@@ -89,12 +89,11 @@ fn cheapest(peer: &mut BenchSession) -> Result<&'static str> {
 
 /// Median and 99th percentile in microseconds, and requests per second.
 fn both(link: &mut BenchConnection, what: &str, batch: u32, pipelined: u32) -> Result<Vec<f64>> {
-    let mut times = Vec::with_capacity(batch as usize);
-    for id in 0..batch {
-        let begun = Instant::now();
-        exchange(link, what, id)?;
-        times.push(begun.elapsed().as_secs_f64() * 1e6);
-    }
+    let mut id = 0;
+    let times = micros(batch, || {
+        id += 1;
+        exchange(link, what, id)
+    })?;
     let begun = Instant::now();
     let (mut sent, mut answered) = (0, 0);
     while answered < pipelined {

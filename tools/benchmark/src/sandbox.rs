@@ -1,6 +1,6 @@
 //! The cost of a sandbox: reading a small file and spawning a process, each with and without a sandbox, alternating on one server.
 
-use std::{fs, time::Instant};
+use std::fs;
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use super::{
     message::StartRequest,
     servers::BenchServers,
     spawn,
-    table::{BenchLane, Contest, Pair, Report, median},
+    table::{BenchLane, Contest, Pair, Report, median, micros},
 };
 
 /// Size of the file that is read.
@@ -55,11 +55,5 @@ pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
 /// The median of a batch of reads in microseconds.
 fn read(session: &mut BenchSession, path: &Value, sandbox: &Value, count: u32) -> Result<f64> {
     let params = json!({ "path": path, "sandbox": sandbox });
-    let mut times = Vec::new();
-    for _ in 0..count {
-        let begun = Instant::now();
-        session.call("fs/readFile", &params)?;
-        times.push(begun.elapsed().as_secs_f64() * 1e6);
-    }
-    Ok(median(times))
+    Ok(median(micros(count, || session.call("fs/readFile", &params).map(drop))?))
 }

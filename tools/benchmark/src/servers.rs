@@ -2,13 +2,13 @@
 //!
 //! Starts and stops the servers of a group. All their processes must have ended with their sessions.
 
-use std::{
-    process::Child,
-    time::{Duration, Instant},
-};
+use std::{process::Child, time::Duration};
 
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::server::{Server, Setup};
+use anyhow::{Context, Result};
+use exec_server_harness::{
+    environment::wait_child,
+    server::{Server, Setup},
+};
 
 use super::{BenchSetting, lean_client::BenchSession, lean_connection::BenchConnection, message::MessageFormat};
 
@@ -90,15 +90,10 @@ impl BenchServers {
     /// Stops all servers; the sessions have already ended.
     pub(super) fn stop(self) -> Result<()> {
         for (setup, mut child) in self.piped {
-            let deadline = Instant::now() + PATIENCE;
-            while child.try_wait()?.is_none() {
-                ensure!(Instant::now() < deadline, "a server on standard streams did not end with its client");
-                std::thread::sleep(Duration::from_millis(2));
-            }
+            let ended = wait_child(&mut child, PATIENCE)?;
+            ended.context("a server on standard streams did not end with its client")?;
             setup.wait_gone(PATIENCE)?;
         }
-        self.server.stop()?;
-        self.setup.ensure_no_panic()?;
-        self.setup.wait_gone(PATIENCE)
+        self.setup.finish(self.server)
     }
 }

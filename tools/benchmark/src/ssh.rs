@@ -4,12 +4,15 @@
 
 use std::{
     path::PathBuf,
-    process::{Child, Command, Stdio},
-    time::{Duration, Instant},
+    process::{Command, Stdio},
+    time::Duration,
 };
 
 use anyhow::{Result, ensure};
-use exec_server_harness::remote_host::RemoteHost;
+use exec_server_harness::{
+    environment::{OwnedChild, try_until},
+    remote_host::RemoteHost,
+};
 
 /// How long the shared connection may take to come up.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -17,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A connection that commands share (`ControlMaster`).
 pub(super) struct Ssh<'a> {
     sshd: &'a RemoteHost<'a>,
-    master: Child,
+    master: OwnedChild,
     folder: tempfile::TempDir,
 }
 
@@ -26,14 +29,12 @@ impl<'a> Ssh<'a> {
         let folder = tempfile::Builder::new().prefix("xtask-ssh-").tempdir()?;
         let socket = folder.path().join("socket");
         let option = format!("ControlPath={}", socket.display());
-        let master = sshd.plain(&["-M", "-N", "-o", &option])?.stdin(Stdio::null()).spawn()?;
+        let master = OwnedChild(sshd.plain(&["-M", "-N", "-o", &option])?.stdin(Stdio::null()).spawn()?);
         let mut ssh = Self { sshd, master, folder };
-        let deadline = Instant::now() + PATIENCE;
-        while !socket.exists() {
+        try_until("the shared connection of ssh is there", PATIENCE, || {
             ensure!(ssh.master.try_wait()?.is_none(), "the shared connection of ssh has ended");
-            ensure!(Instant::now() < deadline, "the shared connection of ssh is not there");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+            Ok(socket.exists())
+        })?;
         Ok(ssh)
     }
 
@@ -61,12 +62,5 @@ impl<'a> Ssh<'a> {
         self.master.kill()?;
         self.master.wait()?;
         Ok(())
-    }
-}
-
-impl Drop for Ssh<'_> {
-    fn drop(&mut self) {
-        self.master.kill().ok(); // Already ended by `end`.
-        self.master.wait().ok();
     }
 }

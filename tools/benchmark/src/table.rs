@@ -2,6 +2,8 @@
 //!
 //! Lanes take turns round by round. A ratio compares two lanes of the same round. A target is met if the median of the ratios meets it.
 
+use std::time::Instant;
+
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
@@ -91,7 +93,7 @@ pub(super) struct Spread {
 }
 
 /// One line of the table.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
 pub(super) struct Row {
     /// The group that measured it; set by `run`.
     #[serde(default)]
@@ -107,14 +109,7 @@ pub(super) struct Row {
 
 impl Row {
     pub(super) fn new(name: impl Into<String>, unit: &str) -> Self {
-        Self {
-            group: String::new(),
-            name: name.into(),
-            value: None,
-            unit: unit.to_owned(),
-            target: None,
-            note: String::new(),
-        }
+        Self { name: name.into(), unit: unit.to_owned(), ..Self::default() }
     }
 
     pub(super) fn values(mut self, values: Vec<f64>) -> Self {
@@ -239,6 +234,17 @@ pub(super) fn print(rows: &[Row]) {
             widths[0], widths[1], widths[2], widths[3], widths[4]
         );
     }
+}
+
+/// Microseconds of each of `count` turns.
+pub(super) fn micros(count: u32, mut turn: impl FnMut() -> Result<()>) -> Result<Vec<f64>> {
+    let mut times = Vec::with_capacity(count as usize);
+    for _ in 0..count {
+        let begun = Instant::now();
+        turn()?;
+        times.push(begun.elapsed().as_secs_f64() * 1e6);
+    }
+    Ok(times)
 }
 
 /// The median; there must be at least one value.

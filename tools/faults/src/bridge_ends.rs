@@ -6,7 +6,7 @@
 
 use std::{
     io::{BufRead as _, BufReader},
-    process::{Child, Stdio},
+    process::Stdio,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -18,6 +18,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use exec_server_chaos::{Event, Plan, Proxy};
 use exec_server_harness::{
+    environment::OwnedChild,
     records,
     server::{self, Setup},
 };
@@ -142,7 +143,7 @@ impl EndGroup {
 
 /// A bridge to a server with a daemon.
 struct AbandonedBridge {
-    child: Child,
+    child: OwnedChild,
     end: BridgeEnd,
     heeds: bool,
     mark: String,
@@ -162,7 +163,7 @@ impl AbandonedBridge {
             .stderr(Stdio::piped())
             .spawn()
             .context("start a bridge")?;
-        Ok(Self { child, end, heeds, mark })
+        Ok(Self { child: OwnedChild(child), end, heeds, mark })
     }
 
     /// Waits until the server has reported that its daemon is up.
@@ -205,12 +206,5 @@ impl AbandonedBridge {
         };
         ensure!(status.code() == expected, "{}: the bridge ended with {status}, not {expected:?}", self.describe());
         Ok(())
-    }
-}
-
-impl Drop for AbandonedBridge {
-    fn drop(&mut self) {
-        self.child.kill().ok(); // Already ended if all went well.
-        self.child.wait().ok();
     }
 }

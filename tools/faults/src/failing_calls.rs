@@ -8,12 +8,16 @@ use std::{
     fs,
     io::{BufRead as _, BufReader},
     path::{Path, PathBuf},
-    process::{Child, ChildStderr, Command, Stdio},
+    process::{ChildStderr, Command, Stdio},
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use exec_server_harness::{environment::try_until, server::Setup, wire::WireClient};
+use exec_server_harness::{
+    environment::{OwnedChild, try_until},
+    server::Setup,
+    wire::WireClient,
+};
 use exec_server_workspace::{packages, processes::kill};
 use rustix::process::Signal;
 
@@ -109,7 +113,7 @@ fn one(setup: &Setup, round: u64) -> Result<FailedCallsRound> {
 
 /// A running `strace` that makes calls of one process fail.
 struct Tracer {
-    child: Child,
+    child: OwnedChild,
     pid: u32,
     log: PathBuf,
     /// Held open, because `strace` prints a line for every new thread.
@@ -120,7 +124,7 @@ impl Tracer {
     fn attach(pid: u32, fault: &str, scratch: &Path) -> Result<Self> {
         let log = scratch.join(format!("strace-{pid}"));
         let calls = fault.split(':').next().unwrap_or_default();
-        let mut child = Command::new("strace")
+        let child = Command::new("strace")
             .args(["-f", "-p", &pid.to_string()])
             .args(["-e", &format!("trace={calls}"), "-e", &format!("inject={fault}"), "-o"])
             .arg(&log)
@@ -129,6 +133,7 @@ impl Tracer {
             .stderr(Stdio::piped())
             .spawn()
             .context("start strace")?;
+        let mut child = OwnedChild(child);
         let mut stderr = BufReader::new(child.stderr.take().context("standard error is a pipe")?);
         let mut line = String::new();
         stderr.read_line(&mut line)?;
@@ -164,12 +169,5 @@ impl Tracer {
 
     fn read_log(&self) -> Result<String> {
         fs::read_to_string(&self.log).with_context(|| format!("read `{}`", self.log.display()))
-    }
-}
-
-impl Drop for Tracer {
-    fn drop(&mut self) {
-        self.child.kill().ok(); // Already ended if it was detached.
-        self.child.wait().ok();
     }
 }

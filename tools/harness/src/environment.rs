@@ -8,6 +8,7 @@ use std::{
     ffi::{OsStr, OsString},
     fs,
     io::{self, BufWriter, Write as _},
+    ops::{Deref, DerefMut},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
     sync::mpsc,
@@ -187,4 +188,28 @@ pub fn random_file(path: &Path, bytes: u64, seed: u64) -> Result<()> {
         file.write_all(&random.next().to_le_bytes()[..len])?;
     }
     Ok(file.flush()?)
+}
+
+/// A program that we started. Dropping it kills the program, if it still runs, and reaps it.
+pub struct OwnedChild(pub Child);
+
+impl Deref for OwnedChild {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for OwnedChild {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for OwnedChild {
+    fn drop(&mut self) {
+        // It may have ended already.
+        self.0.kill().and_then(|()| self.0.wait()).ok();
+    }
 }

@@ -6,7 +6,7 @@
 use std::{
     io::{Read as _, Write as _},
     os::fd::AsFd as _,
-    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
+    process::{ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError},
     thread,
     time::Duration,
@@ -16,7 +16,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::{Value, json};
 
-use crate::environment::wait_child;
+use crate::environment::{OwnedChild, wait_child};
 
 /// Longer than any answer may take, including the first start of a package on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -32,7 +32,7 @@ const PAGES: usize = 100;
 
 /// A running program that speaks MCP.
 pub struct McpClient {
-    child: Child,
+    child: OwnedChild,
     stdin: Option<ChildStdin>,
     stdout: ChildStdout,
     /// Bytes that were read but are not a whole line yet, or were not requested yet.
@@ -45,12 +45,8 @@ impl McpClient {
     /// Starts the program without sending anything.
     pub fn start(command: &mut Command) -> Result<Self> {
         let name = format!("{command:?}");
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("start `{name}`"))?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = OwnedChild(command.spawn().with_context(|| format!("start `{name}`"))?);
         let stdin = child.stdin.take();
         let stdout = child.stdout.take().context("standard output is a pipe")?;
         let stderr = child.stderr.take().context("standard error is a pipe")?;
@@ -210,13 +206,6 @@ impl McpClient {
             ensure!(message.get("method").is_some(), "one answer too many: {message}");
         }
         Ok(status)
-    }
-}
-
-impl Drop for McpClient {
-    fn drop(&mut self) {
-        self.child.kill().ok(); // Already ended if all went well.
-        self.child.wait().ok();
     }
 }
 

@@ -21,7 +21,7 @@ use exec_server_workspace::processes::{comm, kill, stat, with_path};
 use tempfile::TempDir;
 
 use crate::{
-    environment::{wait_child, wait_until},
+    environment::{OwnedChild, wait_child, wait_until},
     wire::ServerAddress,
 };
 
@@ -117,7 +117,7 @@ impl Setup {
     }
 
     /// Starts the program; it does not listen yet.
-    fn launch(&self) -> Result<Child> {
+    fn launch(&self) -> Result<OwnedChild> {
         let mut command = match (self.nofile, &self.through[..]) {
             (None, []) => Command::new(&self.binary),
             (None, [program, words @ ..]) => {
@@ -136,7 +136,7 @@ impl Setup {
         if let Some(user) = self.user {
             command.uid(user).gid(user).current_dir("/");
         }
-        self.spawn(command.stdin(Stdio::null()))
+        self.spawn(command.stdin(Stdio::null())).map(OwnedChild)
     }
 
     fn spawn(&self, command: &mut Command) -> Result<Child> {
@@ -149,10 +149,9 @@ impl Setup {
     pub fn kill_starting(&self, random: &mut Random, most: u64) -> Result<u64> {
         let mut killed = 0;
         while killed < most && random.one_in(8) {
-            let mut child = self.launch()?;
+            let launched = self.launch()?;
             thread::sleep(Duration::from_millis(random.between(0, 25)));
-            child.kill()?;
-            child.wait()?;
+            drop(launched);
             killed += 1;
         }
         Ok(killed)
@@ -252,7 +251,7 @@ fn remove_groups(sessions: &Path) {
 
 /// A server that listens.
 pub struct Server {
-    child: Child,
+    child: OwnedChild,
     pub address: ServerAddress,
     /// Held open, because a closed stdout is tested elsewhere.
     stdout: BufReader<ChildStdout>,
@@ -260,7 +259,7 @@ pub struct Server {
 
 impl Server {
     /// Waits for the URL. If the program dies, the pipe closes and the wait ends.
-    fn ready(mut child: Child) -> Result<Self> {
+    fn ready(mut child: OwnedChild) -> Result<Self> {
         let mut stdout = BufReader::new(child.stdout.take().context("standard output is a pipe")?);
         let mut line = String::new();
         stdout.read_line(&mut line)?;
@@ -304,13 +303,6 @@ impl Server {
     pub fn wait(mut self, patience: Duration) -> Result<Option<i32>> {
         let status = wait_child(&mut self.child, patience)?;
         Ok(status.with_context(|| format!("the server did not end within {patience:?}"))?.code())
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.child.kill().ok(); // Already ended if `stop` or `kill` was called.
-        self.child.wait().ok();
     }
 }
 

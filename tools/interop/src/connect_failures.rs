@@ -15,7 +15,7 @@ const WITHIN: Duration = Duration::from_secs(15);
 struct ConnectFailure {
     what: &'static str,
     url: String,
-    says: Vec<String>,
+    says: &'static [&'static str],
 }
 
 pub(super) fn run(world: &Environment) -> Result<Vec<String>> {
@@ -31,36 +31,22 @@ pub(super) fn run(world: &Environment) -> Result<Vec<String>> {
 }
 
 fn connect_failures(host: &RemoteHost<'_>) -> Vec<ConnectFailure> {
-    let failure = |what, url: String, says: &[&str]| ConnectFailure {
-        what,
-        url,
-        says: says.iter().map(|part| (*part).to_owned()).collect(),
-    };
-    let nowhere = host.home().join("nowhere/exec-server");
+    let failure = |what, url: &str, says| ConnectFailure { what, url: url.to_owned(), says };
+    let nowhere = format!("ssh://box{}", host.home().join("nowhere/exec-server").display());
+    let closed = format!("ssh://127.0.0.1:{}", host.closed_port);
+    let unresolved = "no-such-host.invalid";
     vec![
-        failure(
-            "a host without the program",
-            "ssh://box".to_owned(),
-            &["no `exec-server` on box", "this installs it: ssh box '"],
-        ),
-        failure(
-            "a path without the program",
-            format!("ssh://box{}", nowhere.display()),
-            &["on box", "nowhere/exec-server"],
-        ),
-        failure("a wrong key", "ssh://locked".to_owned(), &["ssh locked", "Permission denied"]),
-        failure("an unknown host key", "ssh://stranger".to_owned(), &["ssh stranger", "Host key verification failed"]),
+        failure("a host without the program", "ssh://box", &["no `exec-server` on box", "this installs it: ssh box '"]),
+        failure("a path without the program", &nowhere, &["on box", "nowhere/exec-server"]),
+        failure("a wrong key", "ssh://locked", &["ssh locked", "Permission denied"]),
+        failure("an unknown host key", "ssh://stranger", &["ssh stranger", "Host key verification failed"]),
         failure(
             "a name that nobody has",
-            "ssh://no-such-host.invalid".to_owned(),
+            &format!("ssh://{unresolved}"),
             &["no-such-host.invalid", "resolve hostname"],
         ),
-        failure("a closed port", "ssh://closed".to_owned(), &["ssh://closed", "Connection refused"]),
-        failure(
-            "a closed port in the URL",
-            format!("ssh://127.0.0.1:{}", host.closed_port),
-            &["127.0.0.1", "Connection refused"],
-        ),
+        failure("a closed port", "ssh://closed", &["ssh://closed", "Connection refused"]),
+        failure("a closed port in the URL", &closed, &["127.0.0.1", "Connection refused"]),
     ]
 }
 
@@ -70,8 +56,8 @@ fn check(host: &RemoteHost<'_>, failure: &ConnectFailure) -> Result<()> {
     let stderr = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.code() == Some(255), "exit code: {}", environment::describe(&output));
     ensure!(output.stdout.is_empty(), "standard output is the program's, and has {:?}", output.stdout);
-    for part in &failure.says {
-        ensure!(stderr.contains(part.as_str()), "the message lacks `{part}`: {stderr}");
+    for part in failure.says {
+        ensure!(stderr.contains(part), "the message lacks `{part}`: {stderr}");
     }
     ensure!(stderr.starts_with("exec-server: "), "the message does not begin with who says it: {stderr}");
     ensure!(stderr.lines().count() <= 4, "the message has {} lines: {stderr}", stderr.lines().count());

@@ -6,7 +6,6 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, Output},
-    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -27,8 +26,7 @@ pub(super) fn run(world: &Environment) -> Result<Vec<String>> {
         check(&Script { python: &python, file: &file, url }).with_context(|| format!("`{name}`"))?;
         passed.push((*name).to_owned());
     }
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
+    setup.finish(server)?;
     Ok(passed)
 }
 

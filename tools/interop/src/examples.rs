@@ -40,8 +40,7 @@ pub(super) fn run(world: &Environment) -> Result<Vec<String>> {
         ensure!(output.status.code() == Some(5), "{}", environment::describe(&output));
         passed.push(format!("examples/{language}: cuts, a repeated write, exit codes"));
     }
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
+    setup.finish(server)?;
     Ok(passed)
 }
 

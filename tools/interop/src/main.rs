@@ -78,63 +78,27 @@ struct InteropPart {
 }
 
 const INTEROP_PARTS: &[InteropPart] = &[
-    InteropPart { name: "readme", what: "the guide's script in Python", needs: &[], run: documented_script::run },
-    InteropPart { name: "examples", what: "the examples in Python and Node", needs: &[], run: examples::run },
-    InteropPart {
-        name: "streams",
-        what: "files byte exact through ws, unix, stdio and ssh",
-        needs: packages::SSH,
-        run: streams::run,
-    },
-    InteropPart {
-        name: "trouble",
-        what: "what `ssh://` says when it cannot",
-        needs: packages::SSH,
-        run: connect_failures::run,
-    },
-    InteropPart {
-        name: "install",
-        what: "from nothing to a command over ssh",
-        needs: packages::SSH,
-        run: install::run,
-    },
-    InteropPart {
-        name: "ssh",
-        what: "ssh is killed on either side during `run`",
-        needs: packages::SSH,
-        run: ssh_cuts::run,
-    },
-    InteropPart {
-        name: "deploy",
-        what: "the unit and the container of docs/deploy.md",
-        needs: packages::DEPLOY,
-        run: deploy::run,
-    },
-    InteropPart {
-        name: "mcp",
-        what: "real MCP servers in Python and Node through `mcp bridge`",
-        needs: packages::MCP,
-        run: mcp_bridge::run,
-    },
-    InteropPart {
-        name: "mcp-manager",
-        what: "the same servers, all at once, by the manager",
-        needs: packages::MCP,
-        run: mcp_manager::run,
-    },
-    InteropPart {
-        name: "mcp-serve",
-        what: "the Python SDK's client and the MCP inspector on `mcp serve`",
-        needs: &[],
-        run: mcp_serve::run,
-    },
-    InteropPart {
-        name: "terminal",
-        what: "vim, top, resize, attach in tmux",
-        needs: packages::TERMINAL,
-        run: terminal::run,
-    },
+    part("readme", "the guide's script in Python", &[], documented_script::run),
+    part("examples", "the examples in Python and Node", &[], examples::run),
+    part("streams", "files byte exact through ws, unix, stdio and ssh", packages::SSH, streams::run),
+    part("trouble", "what `ssh://` says when it cannot", packages::SSH, connect_failures::run),
+    part("install", "from nothing to a command over ssh", packages::SSH, install::run),
+    part("ssh", "ssh is killed on either side during `run`", packages::SSH, ssh_cuts::run),
+    part("deploy", "the unit and the container of docs/deploy.md", packages::DEPLOY, deploy::run),
+    part("mcp", "real MCP servers in Python and Node through `mcp bridge`", packages::MCP, mcp_bridge::run),
+    part("mcp-manager", "the same servers, all at once, by the manager", packages::MCP, mcp_manager::run),
+    part("mcp-serve", "the Python SDK's client and the MCP inspector on `mcp serve`", &[], mcp_serve::run),
+    part("terminal", "vim, top, resize, attach in tmux", packages::TERMINAL, terminal::run),
 ];
+
+const fn part(
+    name: &'static str,
+    what: &'static str,
+    needs: &'static [packages::RequiredPackage],
+    run: fn(&Environment) -> Result<Vec<String>>,
+) -> InteropPart {
+    InteropPart { name, what, needs, run }
+}
 
 fn main() -> ExitCode {
     let command = InteropCommand::parse();

@@ -80,8 +80,7 @@ pub(super) fn run(world: &Environment) -> Result<Vec<String>> {
         ensure!(status.success(), "the bridge to {} ended with {status}", tested.name);
     }
     lines.extend(sdk_clients(world, &server.address.url)?);
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
+    setup.finish(server)?;
     Ok(lines)
 }
 
@@ -120,13 +119,13 @@ fn begin(world: &Environment, url: &str, tested: &TestedServer) -> Result<Connec
 /// Requests from the server to the client, and the environment.
 fn check_server_requests(connected: &mut ConnectedClient) -> Result<()> {
     let text = |result: &Value| result["content"].to_string();
-    let roots = connected.call("get-roots-list", &json!({}))?;
+    let roots = connected.ask("call", "get-roots-list", &json!({}))?;
     ensure!(text(&roots).contains("roots"), "roots: {roots}");
-    let sampled = connected.call("trigger-sampling-request", &json!({ "prompt": "say something" }))?;
+    let sampled = connected.ask("call", "trigger-sampling-request", &json!({ "prompt": "say something" }))?;
     ensure!(text(&sampled).contains("sampled"), "sampling: {sampled}");
-    let elicited = connected.call("trigger-elicitation-request", &json!({}))?;
+    let elicited = connected.ask("call", "trigger-elicitation-request", &json!({}))?;
     ensure!(text(&elicited).contains("decline"), "elicitation: {elicited}");
-    let environment = text(&connected.call("get-env", &json!({}))?);
+    let environment = text(&connected.ask("call", "get-env", &json!({}))?);
     ensure!(environment.contains("over there") && environment.contains("HOME"), "variables: {environment}");
     ensure!(!environment.contains(KEPT.0) && !environment.contains("EXEC_SERVER"), "variables: {environment}");
     Ok(())

@@ -5,7 +5,6 @@ use std::{
     io::{BufRead as _, BufReader, Write as _},
     path::Path,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    time::Duration,
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -38,8 +37,7 @@ pub(super) fn run(world: &Environment) -> Result<Vec<String>> {
         lines.push(format!("{} through the manager: {checked},", tested.name));
     }
     manager.end()?;
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
+    setup.finish(server)?;
     Ok(lines)
 }
 
@@ -97,7 +95,7 @@ struct ManagedServer<'a> {
     manager: &'a mut ManagerProcess,
 }
 
-impl ManagedServer<'_> {
+impl McpPeer for ManagedServer<'_> {
     fn ask(&mut self, what: &str, name: &str, arguments: &Value) -> Result<Value> {
         self.manager.ask(&json!({ "server": self.server, "ask": what, "name": name, "arguments": arguments }))
     }
@@ -107,31 +105,5 @@ impl ManagedServer<'_> {
             Value::Array(entries) => Ok(entries),
             other => bail!("{what} are {other}"),
         }
-    }
-}
-
-impl McpPeer for ManagedServer<'_> {
-    fn tools(&mut self) -> Result<Vec<Value>> {
-        self.list("tools")
-    }
-
-    fn call(&mut self, tool: &str, arguments: &Value) -> Result<Value> {
-        self.ask("call", tool, arguments)
-    }
-
-    fn resources(&mut self) -> Result<Vec<Value>> {
-        self.list("resources")
-    }
-
-    fn read(&mut self, uri: &str) -> Result<Value> {
-        self.ask("read", uri, &Value::Null)
-    }
-
-    fn prompts(&mut self) -> Result<Vec<Value>> {
-        self.list("prompts")
-    }
-
-    fn prompt(&mut self, name: &str, arguments: &Value) -> Result<Value> {
-        self.ask("prompt", name, arguments)
     }
 }

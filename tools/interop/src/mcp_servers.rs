@@ -11,7 +11,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use exec_server_harness::mcp_client::McpClient;
 use exec_server_workspace::{cargo, packages};
 use serde_json::{Value, json};
@@ -22,6 +22,7 @@ const NODE: [&str; 2] =
     ["@modelcontextprotocol/server-everything@2026.8.31", "@modelcontextprotocol/server-filesystem@2026.8.31"];
 
 /// One server with its plan.
+#[derive(Default)]
 pub(super) struct TestedServer {
     pub(super) name: &'static str,
     /// The command line that starts it on its host.
@@ -48,18 +49,10 @@ fn call(tool: &'static str, arguments: Value, says: &str) -> ToolCall {
 
 /// A way to talk to a running server.
 pub(super) trait McpPeer {
-    /// All of its tools.
-    fn tools(&mut self) -> Result<Vec<Value>>;
-    /// The result of a call.
-    fn call(&mut self, tool: &str, arguments: &Value) -> Result<Value>;
-    /// All of its resources; empty if it does not support them.
-    fn resources(&mut self) -> Result<Vec<Value>>;
-    /// The result of reading one.
-    fn read(&mut self, uri: &str) -> Result<Value>;
-    /// All of its prompts; empty if it does not support them, or if they cannot be requested this way.
-    fn prompts(&mut self) -> Result<Vec<Value>>;
-    /// The result of getting one.
-    fn prompt(&mut self, name: &str, arguments: &Value) -> Result<Value>;
+    /// All of its `tools`, `resources` or `prompts`; empty if it does not support them, or if they cannot be requested this way.
+    fn list(&mut self, what: &str) -> Result<Vec<Value>>;
+    /// The result of a `call` of a tool, of a `read` of a resource by its URI, or of getting a `prompt`.
+    fn ask(&mut self, what: &str, name: &str, arguments: &Value) -> Result<Value>;
 }
 
 /// A client after its handshake, with the server's `initialize` result.
@@ -68,45 +61,29 @@ pub(super) struct ConnectedClient {
     pub(super) server: Value,
 }
 
-impl ConnectedClient {
-    fn list(&mut self, capability: &str, of: &str) -> Result<Vec<Value>> {
-        if self.server["capabilities"].get(capability).is_none() {
+impl McpPeer for ConnectedClient {
+    fn list(&mut self, what: &str) -> Result<Vec<Value>> {
+        if self.server["capabilities"].get(what).is_none() {
             return Ok(Vec::new());
         }
-        self.client.list(&format!("{of}/list"), of)
-    }
-}
-
-impl McpPeer for ConnectedClient {
-    fn tools(&mut self) -> Result<Vec<Value>> {
-        self.list("tools", "tools")
+        self.client.list(&format!("{what}/list"), what)
     }
 
-    fn call(&mut self, tool: &str, arguments: &Value) -> Result<Value> {
-        self.client.call("tools/call", &json!({ "name": tool, "arguments": arguments }))
-    }
-
-    fn resources(&mut self) -> Result<Vec<Value>> {
-        self.list("resources", "resources")
-    }
-
-    fn read(&mut self, uri: &str) -> Result<Value> {
-        self.client.call("resources/read", &json!({ "uri": uri }))
-    }
-
-    fn prompts(&mut self) -> Result<Vec<Value>> {
-        self.list("prompts", "prompts")
-    }
-
-    fn prompt(&mut self, name: &str, arguments: &Value) -> Result<Value> {
-        self.client.call("prompts/get", &json!({ "name": name, "arguments": arguments }))
+    fn ask(&mut self, what: &str, name: &str, arguments: &Value) -> Result<Value> {
+        let named = json!({ "name": name, "arguments": arguments });
+        match what {
+            "call" => self.client.call("tools/call", &named),
+            "read" => self.client.call("resources/read", &json!({ "uri": name })),
+            "prompt" => self.client.call("prompts/get", &named),
+            _ => bail!("no request `{what}`"),
+        }
     }
 }
 
 impl TestedServer {
     /// Executes the plan; returns a summary.
     pub(super) fn check(&self, server: &mut dyn McpPeer) -> Result<String> {
-        let tools: BTreeSet<String> = names(&server.tools().context("list tools")?);
+        let tools: BTreeSet<String> = names(&server.list("tools").context("list tools")?);
         let called: BTreeSet<String> = self.calls.iter().map(|call| call.tool.to_owned()).collect();
         let left_out: BTreeSet<String> = self.left_out.iter().map(|(tool, _)| (*tool).to_owned()).collect();
         let unknown: Vec<_> =
@@ -115,26 +92,26 @@ impl TestedServer {
         let absent: Vec<_> = called.difference(&tools).collect();
         ensure!(absent.is_empty(), "not offered: {absent:?}; offered: {tools:?}");
         for ToolCall { tool, arguments, says } in &self.calls {
-            let result = server.call(tool, arguments).with_context(|| format!("call `{tool}`"))?;
+            let result = server.ask("call", tool, arguments).with_context(|| format!("call `{tool}`"))?;
             let text = result.to_string();
             ensure!(result["isError"] != true, "`{tool}` failed: {text}");
             ensure!(text.contains(says.as_str()), "`{tool}` did not say `{says}`: {text}");
         }
-        let listed = server.resources().context("list resources")?;
+        let listed = server.list("resources").context("list resources")?;
         let listed: Vec<String> = listed.iter().filter_map(|entry| Some(entry["uri"].as_str()?.to_owned())).collect();
         let more = self.resources.iter().map(|uri| (*uri).to_owned());
         let mut read = 0;
         for uri in listed.into_iter().chain(more) {
-            let result = server.read(&uri).with_context(|| format!("read `{uri}`"))?;
+            let result = server.ask("read", &uri, &Value::Null).with_context(|| format!("read `{uri}`"))?;
             ensure!(result["contents"][0]["uri"] == *uri, "`{uri}` was read as {result}");
             read += 1;
         }
-        let prompts = names(&server.prompts().context("list prompts")?);
+        let prompts = names(&server.list("prompts").context("list prompts")?);
         let planned: BTreeSet<String> = self.prompts.iter().map(|(name, _)| (*name).to_owned()).collect();
         // A transport that cannot request prompts lists none.
         ensure!(prompts.is_empty() || prompts == planned, "other prompts than planned: {prompts:?}");
         for (name, arguments) in self.prompts.iter().filter(|(name, _)| prompts.contains(*name)) {
-            let result = server.prompt(name, arguments).with_context(|| format!("get prompt `{name}`"))?;
+            let result = server.ask("prompt", name, arguments).with_context(|| format!("get prompt `{name}`"))?;
             ensure!(result["messages"][0].is_object(), "prompt `{name}` has no message: {result}");
         }
         let (offered, left) = (tools.len(), tools.intersection(&left_out).count());
@@ -179,9 +156,7 @@ fn time(bin: &Path) -> TestedServer {
                 "time_difference",
             ),
         ],
-        left_out: &[],
-        prompts: Vec::new(),
-        resources: &[],
+        ..TestedServer::default()
     }
 }
 
@@ -225,9 +200,7 @@ fn git(bin: &Path, folder: &Path) -> Result<TestedServer> {
             call("git_checkout", with(json!({ "branch_name": "side" })), "side"),
             call("git_branch", with(json!({ "branch_type": "local" })), "main"),
         ],
-        left_out: &[],
-        prompts: Vec::new(),
-        resources: &[],
+        ..TestedServer::default()
     })
 }
 
@@ -301,8 +274,6 @@ fn filesystem(bin: &Path, folder: &Path) -> Result<TestedServer> {
             call("search_files", json!({ "path": at(""), "pattern": "**/*.png" }), "picture.png"),
             call("get_file_info", json!({ "path": at("text") }), "size"),
         ],
-        left_out: &[],
-        prompts: Vec::new(),
-        resources: &[],
+        ..TestedServer::default()
     })
 }

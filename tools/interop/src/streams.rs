@@ -59,8 +59,7 @@ pub(super) fn run(world: &Environment) -> Result<Vec<String>> {
         transport.both_ways(&folder).with_context(|| format!("`cat` through {}", transport.name))?;
         lines.push(format!("random bytes through `cat` over {} and back", transport.name));
     }
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
+    setup.finish(server)?;
     host.stop()?;
     fs::remove_dir_all(&folder)?;
     Ok(lines)

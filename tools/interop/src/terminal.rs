@@ -2,7 +2,7 @@
 //!
 //! Everything is done both locally, without a server, and over `ws://`. After each program the terminal settings must be as before.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use exec_server_harness::{environment::Environment, server::Setup};
@@ -47,8 +47,7 @@ pub(super) fn run(world: &Environment) -> Result<Vec<String>> {
         }
         window.screen.close()?;
         if let Some(server) = server {
-            server.stop()?;
-            setup.wait_gone(Duration::from_secs(5))?;
+            setup.finish(server)?;
         }
     }
     Ok(lines)

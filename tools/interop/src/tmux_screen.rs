@@ -7,12 +7,11 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use anyhow::{Context, Result, bail, ensure};
-use exec_server_harness::environment::{self, Environment, wait_until};
+use anyhow::{Context, Result, ensure};
+use exec_server_harness::environment::{self, Environment, try_until, wait_until};
 use exec_server_workspace::processes;
 use rustix::process::Signal;
 
@@ -94,19 +93,13 @@ impl<'a> TmuxScreen<'a> {
 
     /// Waits until the screen matches.
     pub(super) fn wait_for(&self, what: &str, looks_so: impl Fn(&str) -> bool) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let screen = self.tmux(&["capture-pane", "-p"])?;
-            if looks_so(&screen) {
-                self.note(format!("saw {what}:\n{}", screen.trim_end()));
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                self.note(format!("the screen at last:\n{}", screen.trim_end()));
-                bail!("never seen: {what}\n{}", self.transcript());
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
+        let mut screen = String::new();
+        let seen = try_until(what, PATIENCE, || {
+            screen = self.tmux(&["capture-pane", "-p"])?;
+            Ok(looks_so(&screen))
+        });
+        self.note(format!("{} {what}:\n{}", if seen.is_ok() { "saw" } else { "did not see" }, screen.trim_end()));
+        seen.map(drop).with_context(|| format!("never seen: {what}\n{}", self.transcript()))
     }
 
     /// Resizes the window.
@@ -155,6 +148,5 @@ impl Drop for TmuxScreen<'_> {
 
 /// Whether the process runs; a zombie does not.
 fn is_alive(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+    processes::stat(pid).is_some_and(|fields| fields.first().is_some_and(|state| state != "Z"))
 }
