@@ -252,13 +252,13 @@ impl ScriptRunner {
                     self.write(stream, bytes, chunk, pause_ms).await
                 }
                 ScriptStep::Wait(ms) => self.context.pause(ms).await,
-                ScriptStep::IgnoreTerm => self.context.records.with(&self.name, |record| record.ignores_term = true),
+                ScriptStep::IgnoreTerm => self.with(|record| record.ignores_term = true),
                 ScriptStep::Stdin { delay_ms, chunk } => {
                     let runner = self.clone();
                     self.context.spawn(async move { runner.read(delay_ms, chunk).await });
                 }
                 ScriptStep::Eof => {
-                    while !self.is_killed() && !self.context.records.with(&self.name, |record| record.saw_eof) {
+                    while !self.is_killed() && !self.with(|record| record.saw_eof) {
                         self.context.pause(20).await;
                     }
                 }
@@ -273,30 +273,34 @@ impl ScriptRunner {
 
     fn exit(&self, code: i32) {
         if !self.driver.has_exited() {
-            self.context.records.with(&self.name, |record| record.exit.get_or_insert(code).to_owned());
+            self.with(|record| record.exit.get_or_insert(code).to_owned());
             self.driver.exit(code);
         }
+    }
+
+    fn with<T>(&self, access: impl FnOnce(&mut ChildRecord) -> T) -> T {
+        self.context.records.with(&self.name, access)
     }
 
     fn is_killed(&self) -> bool {
         let killed = Signal::KILL.as_raw();
         self.driver.has_exited() && self.driver.signals().contains(&killed)
-            || self.context.records.with(&self.name, |record| record.exit.is_some_and(|code| code > 128))
+            || self.with(|record| record.exit.is_some_and(|code| code > 128))
     }
 
     async fn write(&self, stream: usize, bytes: u64, chunk: u64, pause_ms: u64) {
         let mut left = bytes;
         while left > 0 {
-            let at = self.context.records.with(&self.name, |record| record.written[stream]);
+            let at = self.with(|record| record.written[stream]);
             let part = text(&self.name, stream, at, usize::try_from(left.min(chunk)).expect("chunks are small"));
             match self.write_stream(stream, &part) {
                 Ok(count) => {
                     left -= count;
-                    self.context.records.with(&self.name, |record| record.written[stream] += count);
+                    self.with(|record| record.written[stream] += count);
                     self.context.pause(pause_ms).await;
                 }
                 Err(ErrorKind::WouldBlock) => {
-                    self.context.records.with(&self.name, |record| record.was_blocked = true);
+                    self.with(|record| record.was_blocked = true);
                     self.context.pause(1).await;
                 }
                 // The child was killed and its streams are closed.
@@ -322,8 +326,8 @@ impl ScriptRunner {
         let mut buf = vec![0; usize::try_from(chunk).expect("chunks are small")];
         while !self.driver.has_exited() {
             match self.driver.read_stdin(&mut buf) {
-                Ok(0) => return self.context.records.with(&self.name, |record| record.saw_eof = true),
-                Ok(count) => self.context.records.with(&self.name, |record| record.stdin.extend(&buf[..count])),
+                Ok(0) => return self.with(|record| record.saw_eof = true),
+                Ok(count) => self.with(|record| record.stdin.extend(&buf[..count])),
                 Err(_) => self.context.pause(2).await,
             }
             self.context.pause(0).await;

@@ -235,7 +235,7 @@ impl ModelClient {
     }
 
     pub(crate) fn report_violation(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
-        self.context.trace.fail(invariant, format_args!("{}: {what}", self.name));
+        self.context.trace.report_violation(invariant, format_args!("{}: {what}", self.name));
     }
 
     /// Sends a request on a connection.

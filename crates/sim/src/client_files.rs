@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::{
     client::{ModelClient, PendingCall},
     rng::Rng,
-    trace::Invariant,
+    trace::violation,
 };
 
 /// How often the number is repeated in the register, so that a partial file is noticed.
@@ -158,7 +158,7 @@ impl ModelClient {
         self.trace(format_args!("its register says {read:?}"));
         let sent = self.files.sent;
         if !read.is_some_and(|read| (settled..=sent).contains(&read)) {
-            self.report_violation(Invariant::Files, format_args!("read {read:?}, settled {settled}, sent {sent}"));
+            violation!(self, Files, "read {read:?}, settled {settled}, sent {sent}");
         }
     }
 

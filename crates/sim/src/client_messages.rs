@@ -8,7 +8,7 @@ use crate::{
     branch::Branch,
     client::{AttachMode, ClientKind, ModelClient, PendingCall},
     stdin::WriteOutcome,
-    trace::Invariant,
+    trace::violation,
     view::{ProcessView, StartState},
 };
 
@@ -24,12 +24,12 @@ impl ModelClient {
         let id = message["id"].as_u64();
         let call = id.and_then(|id| self.connections.get_mut(&connection)?.calls.remove(&id));
         let Some(call) = call else {
-            return self.report_violation(Invariant::Answered, format_args!("an answer to nothing: {message}"));
+            return violation!(self, Answered, "an answer to nothing: {message}");
         };
         match (&message["result"], message["error"]["data"]["kind"].as_str()) {
             (_, Some(kind)) => self.handle_failure(connection, call, kind),
             (Value::Null, None) => {
-                self.report_violation(Invariant::Wire, format_args!("{call:?}: an error without a kind: {message}"))
+                violation!(self, Wire, "{call:?}: an error without a kind: {message}")
             }
             (result, None) => self.handle_answer(connection, call, result),
         }
@@ -41,7 +41,7 @@ impl ModelClient {
             return;
         }
         let Some(name) = params["processId"].as_str().map(str::to_owned) else {
-            return self.report_violation(Invariant::Wire, format_args!("{method} without a process"));
+            return violation!(self, Wire, "{method} without a process");
         };
         if let Some(session) = params["sessionId"].as_str().filter(|id| Some(*id) != self.session.as_deref()) {
             return self.handle_watched(connection, session, &name, method, params);
@@ -50,18 +50,15 @@ impl ModelClient {
             self.note_number(connection, &name, seq);
         }
         let Some(view) = self.views.get_mut(&name) else {
-            return self.report_violation(Invariant::Wire, format_args!("{method} of unknown {name}"));
+            return violation!(self, Wire, "{method} of unknown {name}");
         };
         let Some(whole) = apply_event(view, method, params) else {
-            return self.report_violation(Invariant::Wire, format_args!("event {method}"));
+            return violation!(self, Wire, "event {method}");
         };
         match (whole, self.kind) {
             (true, _) => self.ack_if_due(&name),
             (false, ClientKind::Acknowledges) => {
-                self.report_violation(
-                    Invariant::Prefix,
-                    format_args!("{name}: {method} #{} jumps over what was not taken", params["seq"]),
-                );
+                violation!(self, Prefix, "{name}: {method} #{} jumps over what was not taken", params["seq"]);
             }
             // For a reference client, sent output counts as received. After a resume it reads what was lost in the cut.
             (false, ClientKind::Reference) => self.read(&name, 0),
@@ -76,12 +73,9 @@ impl ModelClient {
         match apply_event(view, method, params) {
             Some(true) => {}
             Some(false) => {
-                self.report_violation(
-                    Invariant::Prefix,
-                    format_args!("{name} of {session}: {method} jumps over what was not told"),
-                );
+                violation!(self, Prefix, "{name} of {session}: {method} jumps over what was not told");
             }
-            None => self.report_violation(Invariant::Wire, format_args!("event {method}")),
+            None => violation!(self, Wire, "event {method}"),
         }
     }
 
@@ -89,10 +83,7 @@ impl ModelClient {
         let Some(known) = self.connections.get_mut(&connection) else { return };
         match known.strays.pop_front() {
             Some(expected) if kind == expected => self.context.trace.count(Branch::Nonsense),
-            expected => self.report_violation(
-                Invariant::Answered,
-                format_args!("an error {kind} for nobody, due was {expected:?}"),
-            ),
+            expected => violation!(self, Answered, "an error {kind} for nobody, due was {expected:?}"),
         }
     }
 
@@ -119,30 +110,20 @@ impl ModelClient {
                 }
             }
             PendingCall::Write(name, index) => {
-                let status = match Self::accepted(&result["status"]) {
-                    None if self.may_be_unknown(&name) && result["status"] == "unknownProcess" => {
-                        Some(WriteOutcome::No)
-                    }
-                    status => status,
-                };
+                let status = self.write_outcome(&name, result);
                 self.trace(format_args!("write {name} {index}: {}", result["status"]));
                 match (self.views.get_mut(&name), status) {
                     (Some(view), Some(_)) => view.writes[index].status = status,
-                    _ => self.report_violation(Invariant::Answered, format_args!("write {name} {index}: {result}")),
+                    _ => violation!(self, Answered, "write {name} {index}: {result}"),
                 }
                 self.note_settled(&name, index);
             }
             PendingCall::CloseStdin(name) => {
                 self.trace(format_args!("close stdin of {name}: {}", result["status"]));
-                let status = match Self::accepted(&result["status"]) {
-                    None if self.may_be_unknown(&name) && result["status"] == "unknownProcess" => {
-                        Some(WriteOutcome::No)
-                    }
-                    status => status,
-                };
+                let status = self.write_outcome(&name, result);
                 match (self.views.get_mut(&name), status) {
                     (Some(view), Some(status)) => view.close_stdin = Some(Some(status)),
-                    _ => self.report_violation(Invariant::Answered, format_args!("close stdin of {name}: {result}")),
+                    _ => violation!(self, Answered, "close stdin of {name}: {result}"),
                 }
             }
             PendingCall::Read(name, wait_ms) => {
@@ -161,16 +142,10 @@ impl ModelClient {
                 self.check_nobody_lives("its session was ended");
             }
             PendingCall::Stale => {
-                self.report_violation(
-                    Invariant::Superseded,
-                    format_args!("a superseded connection was obeyed: {result}"),
-                );
+                violation!(self, Superseded, "a superseded connection was obeyed: {result}");
             }
             PendingCall::Nonsense(kind) => {
-                self.report_violation(
-                    Invariant::Answered,
-                    format_args!("nonsense that is {kind} was obeyed: {result}"),
-                );
+                violation!(self, Answered, "nonsense that is {kind} was obeyed: {result}");
             }
         }
     }
@@ -180,7 +155,7 @@ impl ModelClient {
         for name in self.views.keys() {
             let lives = self.context.records.with(name, |record| record.spawns > 0 && record.exit.is_none());
             if lives {
-                self.report_violation(Invariant::Expiry, format_args!("{name} lives although {why}"));
+                violation!(self, Expiry, "{name} lives although {why}");
             }
         }
     }
@@ -210,10 +185,7 @@ impl ModelClient {
             let is_own = process["sessionId"].as_str() == self.session.as_deref();
             if is_own && retained.as_u64() > self.retained_max {
                 let allowed = self.retained_max;
-                self.report_violation(
-                    Invariant::Retained,
-                    format_args!("{id} retains {retained} bytes, allowed {allowed:?}"),
-                );
+                violation!(self, Retained, "{id} retains {retained} bytes, allowed {allowed:?}");
             }
         }
     }
@@ -223,7 +195,7 @@ impl ModelClient {
         match (&self.session, arrival) {
             (None, AttachMode::New) => self.session = id,
             (known, AttachMode::Resume | AttachMode::TakeOver) if *known == id => {}
-            _ => self.report_violation(Invariant::Answered, format_args!("{arrival:?} gave another session")),
+            _ => violation!(self, Answered, "{arrival:?} gave another session"),
         }
         self.trace(format_args!("connection {connection} is attached"));
         self.handle_attached(connection, arrival);
@@ -296,7 +268,7 @@ impl ModelClient {
                     }
                 }
             }
-            _ => self.report_violation(Invariant::Answered, format_args!("{call:?} failed: {kind}")),
+            _ => violation!(self, Answered, "{call:?} failed: {kind}"),
         }
     }
 
@@ -305,21 +277,18 @@ impl ModelClient {
         let (detached, ttl) = (self.last_attached.elapsed(), Duration::from_millis(self.ttl_ms));
         match kind {
             "sessionExpired" if detached + Duration::from_secs(1) < ttl => {
-                self.report_violation(
-                    Invariant::Expiry,
-                    format_args!("expired {detached:?} after it was heard of, its time is {ttl:?}"),
-                );
+                violation!(self, Expiry, "expired {detached:?} after it was heard of, its time is {ttl:?}");
             }
             "sessionExpired" => self.check_nobody_lives("its time is over"),
             // Only the server that saw a session end knows the reason. The next server only knows that the session does not exist.
             "unknownSession"
                 if !self.end_requested && !self.holder_killed && detached + Duration::from_secs(1) < ttl =>
             {
-                self.report_violation(Invariant::Lost, format_args!("its session is unknown, and nobody has ended it"));
+                violation!(self, Lost, "its session is unknown, and nobody has ended it");
             }
             // If a server got `session/end` before it crashed, the session has no holder either.
             "holderLost" if !self.holder_killed && !self.end_requested => {
-                self.report_violation(Invariant::Answered, format_args!("its holder is said to be lost, and lives"));
+                violation!(self, Answered, "its holder is said to be lost, and lives");
             }
             _ => {}
         }
@@ -357,7 +326,7 @@ impl ModelClient {
                 self.context.trace.count(Branch::StartRetry);
             }
             _ => {
-                self.report_violation(Invariant::Start, format_args!("{name} is taken although it was asked for once"))
+                violation!(self, Start, "{name} is taken although it was asked for once")
             }
         }
     }
@@ -367,10 +336,7 @@ impl ModelClient {
         let Some(seen) = self.connections.get_mut(&connection).map(|known| &mut known.seen) else { return };
         let before = seen.insert(name.to_owned(), seq);
         if before.is_some_and(|before| before >= seq) {
-            self.report_violation(
-                Invariant::Prefix,
-                format_args!("{name} #{seq} after #{} on one connection", before.unwrap_or(0)),
-            );
+            violation!(self, Prefix, "{name} #{seq} after #{} on one connection", before.unwrap_or(0));
         }
     }
 
@@ -379,10 +345,12 @@ impl ModelClient {
         self.connections.iter().any(|(number, known)| *number != connection && !known.superseded)
     }
 
-    fn accepted(status: &Value) -> Option<WriteOutcome> {
-        match status.as_str()? {
+    /// The result of a write or a close; `None` for a status that the server must not answer.
+    fn write_outcome(&self, name: &str, result: &Value) -> Option<WriteOutcome> {
+        match result["status"].as_str()? {
             "accepted" => Some(WriteOutcome::Yes),
             "stdinClosed" => Some(WriteOutcome::No),
+            "unknownProcess" if self.may_be_unknown(name) => Some(WriteOutcome::No),
             _ => None,
         }
     }

@@ -9,7 +9,7 @@ use tokio::{task::JoinSet, time::Instant};
 
 use crate::{
     child::ChildRecords,
-    trace::{Invariant, Trace},
+    trace::{Trace, violation},
 };
 
 /// Tasks that are aborted together, like those of a killed program.
@@ -24,7 +24,7 @@ impl Tasks {
             if let Err(error) = ended
                 && error.is_panic()
             {
-                trace.fail(Invariant::Health, format_args!("a task panicked: {error}"));
+                violation!(trace, Health, "a task panicked: {error}");
             }
         }
         tasks.spawn_local(task);
@@ -42,29 +42,19 @@ pub struct WorldContext {
     pub trace: Trace,
     /// The real behaviour of the children.
     pub records: ChildRecords,
-    shared: Rc<ContextShared>,
-}
-
-struct ContextShared {
     started: Instant,
     tasks: Tasks,
 }
 
 impl WorldContext {
-    /// An empty context whose clock starts now.
-    pub fn new() -> Self {
-        let shared = ContextShared { started: Instant::now(), tasks: Tasks::default() };
-        Self { trace: Trace::new(), records: ChildRecords::default(), shared: Rc::new(shared) }
-    }
-
     /// Monotonic nanoseconds of the simulated clock. It starts at one second, because code often treats zero as a special value.
     pub fn now_ns(&self) -> u64 {
-        1_000_000_000 + u64::try_from(self.shared.started.elapsed().as_nanos()).expect("worlds are short")
+        1_000_000_000 + u64::try_from(self.started.elapsed().as_nanos()).expect("worlds are short")
     }
 
     /// The instant at which `now_ns` returns `ns`.
     pub fn instant(&self, ns: u64) -> Instant {
-        self.shared.started + Duration::from_nanos(ns.saturating_sub(1_000_000_000))
+        self.started + Duration::from_nanos(ns.saturating_sub(1_000_000_000))
     }
 
     /// Waits `ms` milliseconds. Zero only yields to the other tasks.
@@ -78,12 +68,14 @@ impl WorldContext {
 
     /// Spawns a task that ends with the context. Must be called inside a `LocalSet`.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        self.shared.tasks.spawn(&self.trace, task);
+        self.tasks.spawn(&self.trace, task);
     }
 }
 
 impl Default for WorldContext {
+    /// An empty context whose clock starts now.
     fn default() -> Self {
-        Self::new()
+        let (trace, started) = (Trace::default(), Instant::now());
+        Self { trace, records: ChildRecords::default(), started, tasks: Tasks::default() }
     }
 }

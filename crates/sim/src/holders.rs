@@ -26,7 +26,7 @@ use rustix::{
 };
 use tokio::{io::Interest, sync::Notify};
 
-use crate::{branch::Branch, child::ScriptSpawner, context::WorldContext, idle_gate::IdleGate, trace::Invariant};
+use crate::{branch::Branch, child::ScriptSpawner, context::WorldContext, idle_gate::IdleGate, trace::violation};
 
 /// How many turns a holder may take at one instant of the simulated clock before it counts as spinning.
 const TURNS_MAX: u32 = 100_000;
@@ -112,11 +112,6 @@ impl Holders {
         self.state.lock().sessions.values().filter(|entry| entry.is_alive).count()
     }
 
-    /// Whether a session's holder is running.
-    pub fn is_alive(&self, session: &str) -> bool {
-        self.state.lock().sessions.get(session).is_some_and(|entry| entry.is_alive)
-    }
-
     /// Kills a session's holder and its children, like SIGKILL. Returns false if there is none.
     pub fn kill(&self, session: &str) -> bool {
         let state = self.state.lock();
@@ -155,7 +150,7 @@ impl Holders {
         };
         children.mark_lost(&context.records);
         if let Err(error) = driven {
-            context.trace.fail(Invariant::Health, format_args!("holder {order} failed: {error}"));
+            violation!(context.trace, Health, "holder {order} failed: {error}");
         }
         if let Some(entry) = self.state.lock().sessions.get_mut(&session) {
             entry.is_alive = false;

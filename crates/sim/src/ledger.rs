@@ -8,7 +8,7 @@ use exec_server_client::{Event, protocol::process as wire};
 use crate::{
     branch::Branch,
     child::{ChildRecords, text},
-    trace::{Invariant, Trace},
+    trace::{Invariant, Trace, violation},
     view::Plan,
 };
 
@@ -79,20 +79,14 @@ impl Ledger {
         self
     }
 
-    /// The same position with another reader's name.
-    pub fn named(mut self, who: String) -> Self {
-        self.who = who;
-        self
-    }
-
     fn report_violation(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
-        self.trace.fail(invariant, format_args!("{} {}: {what}", self.who, self.name));
+        self.trace.report_violation(invariant, format_args!("{} {}: {what}", self.who, self.name));
     }
 
     /// Handles the next event. `kill_requested` says whether a kill was requested.
     pub fn take(&mut self, event: &Event, kill_requested: bool) {
         if self.closed {
-            return self.report_violation(Invariant::End, format_args!("something follows the close: {event:?}"));
+            return violation!(self, End, "something follows the close: {event:?}");
         }
         match event {
             Event::Output { seq, stream, bytes, offset } => {
@@ -117,14 +111,14 @@ impl Ledger {
 
     fn follow(&mut self, from: u64, to: u64) {
         if from != self.position + 1 || to < from {
-            self.report_violation(Invariant::Prefix, format_args!("{from}..{to} follows {}", self.position));
+            violation!(self, Prefix, "{from}..{to} follows {}", self.position);
         }
         self.position = to;
     }
 
     fn take_bytes(&mut self, seq: u64, stream: wire::Stream, bytes: &[u8], offset: Option<u64>) {
         if (stream == wire::Stream::Pty) != self.plan.tty {
-            self.report_violation(Invariant::Wire, format_args!("#{seq} is of {stream:?}"));
+            violation!(self, Wire, "#{seq} is of {stream:?}");
         }
         let index = usize::from(stream == wire::Stream::Stderr);
         if self.is_adrift && !self.find_place(seq, bytes, offset) {
@@ -132,20 +126,14 @@ impl Ledger {
         }
         let at = self.taken[index];
         if let Some(offset) = offset.filter(|offset| *offset != self.taken.iter().sum::<u64>()) {
-            self.report_violation(
-                Invariant::Prefix,
-                format_args!("#{seq} at offset {offset}, expected {:?}", self.taken),
-            );
+            violation!(self, Prefix, "#{seq} at offset {offset}, expected {:?}", self.taken);
         }
         if text(&self.name, index, at, bytes.len()) != bytes {
-            self.report_violation(
-                Invariant::Prefix,
-                format_args!("#{seq}: {} bytes are not those at {at}", bytes.len()),
-            );
+            violation!(self, Prefix, "#{seq}: {} bytes are not those at {at}", bytes.len());
         }
         self.taken[index] += bytes.len() as u64;
         if self.records.with(&self.name, |record| record.written[index]) < self.taken[index] {
-            self.report_violation(Invariant::Prefix, format_args!("#{seq} has bytes that were never written"));
+            violation!(self, Prefix, "#{seq} has bytes that were never written");
         }
         if self.exited.is_some() {
             self.trace.count(Branch::OutputAfterExit);
@@ -161,18 +149,12 @@ impl Ledger {
             let len = usize::try_from(written.saturating_sub(self.taken[0])).expect("worlds are small");
             let all = text(&self.name, 0, self.taken[0], len);
             if !all.windows(bytes.len().max(1)).any(|part| part == bytes) {
-                self.report_violation(
-                    Invariant::Prefix,
-                    format_args!("#{seq}: {} bytes were never written", bytes.len()),
-                );
+                violation!(self, Prefix, "#{seq}: {} bytes were never written", bytes.len());
             }
             return false;
         };
         if offset < self.taken[0] {
-            self.report_violation(
-                Invariant::Prefix,
-                format_args!("#{seq} at offset {offset}, behind {:?}", self.taken),
-            );
+            violation!(self, Prefix, "#{seq} at offset {offset}, behind {:?}", self.taken);
         }
         (self.taken[0], self.is_adrift) = (offset, false);
         true
@@ -187,8 +169,7 @@ impl Ledger {
         // others.
         let is_freed = self.records.with(&self.name, |record| record.followers > u32::from(self.is_late));
         if !self.may_miss && !is_late && !is_freed {
-            return self
-                .report_violation(Invariant::Gap, format_args!("a gap {from}..{to} in a log that must not drop"));
+            return violation!(self, Gap, "a gap {from}..{to} in a log that must not drop");
         }
         let Some(bytes) = bytes else {
             // The server has forgotten this output, so its bytes cannot be counted for a reader that attached later.
@@ -196,8 +177,7 @@ impl Ledger {
                 (self.is_adrift, self.has_uncounted) = (true, true);
                 return;
             }
-            return self
-                .report_violation(Invariant::Gap, format_args!("a gap {from}..{to} whose bytes were not counted"));
+            return violation!(self, Gap, "a gap {from}..{to} whose bytes were not counted");
         };
         self.trace.count(if self.plan.drops { Branch::DropOldestGap } else { Branch::ObserverGap });
         self.taken[0] += bytes;
@@ -207,15 +187,15 @@ impl Ledger {
     fn take_exit(&mut self, exit: &exec_server_client::Exit, kill_requested: bool) {
         let (real, lost) = self.records.with(&self.name, |record| (record.exit, record.lost));
         if self.exited.replace(exit.code).is_some() {
-            self.report_violation(Invariant::End, format_args!("a second exit"));
+            violation!(self, End, "a second exit");
         }
         if real != Some(exit.code) && !(lost && exit.code == -1) {
-            self.report_violation(Invariant::End, format_args!("exit {}, really {real:?}", exit.code));
+            violation!(self, End, "exit {}, really {real:?}", exit.code);
         }
         let cause = exit.cause.map(|cause| serde_json::to_value(cause).expect("a word"));
         let cause = cause.as_ref().and_then(|cause| cause.as_str());
         if cause.is_some_and(|cause| !self.plan.allows(cause, exit.code, kill_requested, lost)) {
-            self.report_violation(Invariant::End, format_args!("exit {} because of {cause:?}", exit.code));
+            violation!(self, End, "exit {} because of {cause:?}", exit.code);
         }
         match cause {
             Some("timeout") => self.trace.count(Branch::Timeout),
@@ -231,17 +211,14 @@ impl Ledger {
         let record = self.records.get(&self.name);
         let written: u64 = record.written.iter().sum();
         if self.exited.is_none() && !self.has_uncounted {
-            self.report_violation(Invariant::End, format_args!("closed without an exit"));
+            violation!(self, End, "closed without an exit");
         }
         let is_within = self.taken.iter().zip(&record.written).all(|(taken, written)| taken <= written);
         if !is_within || self.taken != record.written && !record.lost && !self.is_adrift {
-            self.report_violation(
-                Invariant::End,
-                format_args!("closed with {:?} taken of {:?}", self.taken, record.written),
-            );
+            violation!(self, End, "closed with {:?} taken of {:?}", self.taken, record.written);
         }
         if output_bytes.is_some_and(|reported| reported > written || reported < written && !record.lost) {
-            self.report_violation(Invariant::End, format_args!("closed says {output_bytes:?} bytes, really {written}"));
+            violation!(self, End, "closed says {output_bytes:?} bytes, really {written}");
         }
         // A late reader's gaps are not all dropped output: other readers had received some of it.
         if self.plan.drops
@@ -249,10 +226,7 @@ impl Ledger {
             && !self.is_late
             && dropped_bytes.is_some_and(|reported| reported < self.gaps)
         {
-            self.report_violation(
-                Invariant::Gap,
-                format_args!("closed says {dropped_bytes:?} dropped, gaps said {}", self.gaps),
-            );
+            violation!(self, Gap, "closed says {dropped_bytes:?} dropped, gaps said {}", self.gaps);
         }
     }
 

@@ -17,7 +17,7 @@ use crate::{
     child::{self, text},
     context::WorldContext,
     link::SimLink,
-    trace::Invariant,
+    trace::{Invariant, violation},
     view::Plan,
     wire::{MessageHandler, WireConnection},
 };
@@ -76,7 +76,7 @@ impl LegacyClient {
     }
 
     fn report_violation(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
-        self.context.trace.fail(invariant, format_args!("{}: {what}", self.name));
+        self.context.trace.report_violation(invariant, format_args!("{}: {what}", self.name));
     }
 
     fn call(&mut self, what: String, method: &str, params: Value) {
@@ -137,23 +137,23 @@ impl LegacyClient {
             return self.handle_event(method, &message["params"]);
         }
         let Some(what) = message["id"].as_u64().and_then(|id| self.calls.remove(&id)) else {
-            return self.report_violation(Invariant::Answered, format_args!("an answer to nothing: {message}"));
+            return violation!(self, Answered, "an answer to nothing: {message}");
         };
         let kind = message["error"]["data"]["kind"].as_str();
         self.trace(format_args!("{what}: {}", kind.unwrap_or("done")));
         match kind {
             None | Some("stdinClosed" | "unknownProcess" | "draining") => {}
-            Some(kind) => self.report_violation(Invariant::Answered, format_args!("{what}: {kind}")),
+            Some(kind) => violation!(self, Answered, "{what}: {kind}"),
         }
     }
 
     fn handle_event(&mut self, method: &str, params: &Value) {
         let name = params["processId"].as_str().unwrap_or("").to_owned();
         let Some(command) = self.processes.get_mut(&name) else {
-            return self.report_violation(Invariant::Wire, format_args!("{method} of unknown {name}"));
+            return violation!(self, Wire, "{method} of unknown {name}");
         };
         if command.exited.is_some() {
-            return self.report_violation(Invariant::End, format_args!("{name}: {method} after its exit"));
+            return violation!(self, End, "{name}: {method} after its exit");
         }
         let record = self.context.records.get(&name);
         match method {
@@ -163,10 +163,7 @@ impl LegacyClient {
                 let at = command.taken[stream];
                 command.taken[stream] += bytes.len() as u64;
                 if text(&name, stream, at, bytes.len()) != bytes || command.taken[stream] > record.written[stream] {
-                    self.report_violation(
-                        Invariant::Prefix,
-                        format_args!("{name}: {} bytes are not those at {at}", bytes.len()),
-                    );
+                    violation!(self, Prefix, "{name}: {} bytes are not those at {at}", bytes.len());
                 }
             }
             "command/exec/exited" => {
@@ -176,13 +173,10 @@ impl LegacyClient {
                 let is_lost = record.lost && code == Some(-1);
                 if !is_lost && (code != record.exit.map(i64::from) || taken != record.written) {
                     let really = (record.exit, record.written);
-                    self.report_violation(
-                        Invariant::End,
-                        format_args!("{name} exited {code:?} with {taken:?}, really {really:?}"),
-                    );
+                    violation!(self, End, "{name} exited {code:?} with {taken:?}, really {really:?}");
                 }
             }
-            _ => self.report_violation(Invariant::Wire, format_args!("event {method}")),
+            _ => violation!(self, Wire, "event {method}"),
         }
     }
 
@@ -196,13 +190,10 @@ impl LegacyClient {
         for (name, command) in &self.processes {
             let record = self.context.records.get(name);
             if record.spawns > 1 {
-                self.report_violation(Invariant::Start, format_args!("{name} was spawned {} times", record.spawns));
+                violation!(self, Start, "{name} was spawned {} times", record.spawns);
             }
             if !self.is_open() && record.spawns > 0 && record.exit.is_none() {
-                self.report_violation(
-                    Invariant::Expiry,
-                    format_args!("{name} ({:?}) outlives its connection", command.plan.steps),
-                );
+                violation!(self, Expiry, "{name} ({:?}) outlives its connection", command.plan.steps);
             }
         }
     }

@@ -59,6 +59,12 @@ impl LinkQuality {
     }
 }
 
+impl Default for LinkQuality {
+    fn default() -> Self {
+        Self::GOOD
+    }
+}
+
 /// How a link ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CutKind {
@@ -82,7 +88,7 @@ struct LinkState {
     last_received: Instant,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct LinkPipe {
     quality: LinkQuality,
     /// Bytes in transit with their arrival times, oldest first.
@@ -124,9 +130,8 @@ impl SimLink {
 
     /// Ends the link now.
     pub fn cut(&self, cut: CutKind) {
-        let mut state = self.0.lock();
-        for pipe in [Direction::Up, Direction::Down] {
-            state.pipe(pipe).end(cut);
+        for pipe in self.0.lock().pipes() {
+            pipe.end(cut);
         }
     }
 
@@ -141,8 +146,7 @@ impl SimLink {
     pub fn half_open(&self) {
         let mut state = self.0.lock();
         state.void_since.get_or_insert_with(Instant::now);
-        for direction in [Direction::Up, Direction::Down] {
-            let pipe = state.pipe(direction);
+        for pipe in state.pipes() {
             pipe.is_void = true;
             pipe.queue.clear();
         }
@@ -163,9 +167,7 @@ impl SimLink {
 
     /// From now on the link is fast in both directions.
     pub fn repair(&self) {
-        let mut state = self.0.lock();
-        for direction in [Direction::Up, Direction::Down] {
-            let pipe = state.pipe(direction);
+        for pipe in self.0.lock().pipes() {
             pipe.quality = LinkQuality::GOOD;
             pipe.wake();
         }
@@ -175,15 +177,13 @@ impl SimLink {
     pub fn last_received(&self) -> Instant {
         self.0.lock().last_received
     }
-
-    /// Whether the link was reset, by the world or by its byte count.
-    pub fn is_cut(&self) -> bool {
-        let state = self.0.lock();
-        state.up.reset || state.down.reset
-    }
 }
 
 impl LinkState {
+    fn pipes(&mut self) -> [&mut LinkPipe; 2] {
+        [&mut self.up, &mut self.down]
+    }
+
     fn pipe(&mut self, direction: Direction) -> &mut LinkPipe {
         match direction {
             Direction::Up => &mut self.up,
@@ -194,20 +194,7 @@ impl LinkState {
 
 impl LinkPipe {
     fn new(quality: LinkQuality) -> Self {
-        Self {
-            quality,
-            queue: VecDeque::new(),
-            queued: 0,
-            delivered: 0,
-            cut_at: None,
-            stalled_until: None,
-            is_void: false,
-            reset: false,
-            writer_gone: false,
-            reader_gone: false,
-            reader: None,
-            writer: None,
-        }
+        Self { quality, ..Self::default() }
     }
 
     fn end(&mut self, cut: CutKind) {

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::{
     context::WorldContext,
     link::{LinkQuality, SimLink},
-    trace::Invariant,
+    trace::violation,
     wire::{MessageHandler, WireConnection},
 };
 
@@ -30,7 +30,7 @@ impl MessageHandler for RivalListener {
         let is_fine = |kind: &str| ["sessionExpired", "unknownSession", "holderLost", "draining"].contains(&kind);
         if expected != Some(&kind) && !kind.is_some_and(is_fine) {
             let (trace, due) = (&self.context.trace, expected);
-            trace.fail(Invariant::Answered, format_args!("rival: request {number} answered {kind:?}, due {due:?}"));
+            violation!(trace, Answered, "rival: request {number} answered {kind:?}, due {due:?}");
         }
     }
 

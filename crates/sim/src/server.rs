@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 
 use crate::{
     holders::Holders,
-    trace::{Invariant, Trace},
+    trace::{Trace, violation},
 };
 
 /// A server that may be up or down.
@@ -80,7 +80,7 @@ impl Server {
         if let Some(core) = core
             && Arc::into_inner(core).is_none()
         {
-            self.trace.fail(Invariant::Health, format_args!("somebody keeps the core of a server that has ended"));
+            violation!(self.trace, Health, "somebody keeps the core of a server that has ended");
         }
     }
 
@@ -89,7 +89,7 @@ impl Server {
         let mut state = self.state.lock();
         while let Some(ended) = state.connections.try_join_next() {
             if ended.is_err() {
-                self.trace.fail(Invariant::Health, format_args!("a connection's task panicked"));
+                violation!(self.trace, Health, "a connection's task panicked");
             }
         }
         let Some(core) = state.core.clone() else { return false };

@@ -9,7 +9,7 @@ use std::{
 use crate::{
     branch::Branch,
     dialer::Dialer,
-    trace::{Invariant, Trace},
+    trace::{Trace, violation},
 };
 use exec_server_client::{Error, protocol::failure::Kind};
 
@@ -115,19 +115,10 @@ impl SessionHistory {
         let text = repeatable(error);
         self.trace.line(format_args!("{} {what}: {text}", self.who));
         if !is_true {
-            self.trace.fail(Invariant::Lost, format_args!("{} {what}: `{text}` is not true", self.who));
+            violation!(self.trace, Lost, "{} {what}: `{text}` is not true", self.who);
         } else if self.gave_up.borrow_mut().replace(error.to_string()).is_none() && !self.left.get() {
             self.trace.count(Branch::GaveUp);
         }
-    }
-
-    /// Whether something has happened that may end this program's use of the session.
-    pub fn is_doomed(&self) -> bool {
-        self.ended.get()
-            || self.left.get()
-            || self.taken.get()
-            || self.max_detached() >= self.ttl
-            || self.holder_killed.get()
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::{
     child::{STDIN_TEXT, text},
-    trace::Invariant,
+    trace::violation,
     view::ProcessView,
 };
 
@@ -76,19 +76,13 @@ impl ProcessView {
             (record.stdin.len(), text(&name, STDIN_TEXT, from as u64, new.len()) == new)
         });
         if !matches || len as u64 > end {
-            self.report_violation(
-                Invariant::Stdin,
-                format_args!("stdin between {from} and {len} is not what was written ({end} bytes)"),
-            );
+            violation!(self, Stdin, "stdin between {from} and {len} is not what was written ({end} bytes)");
         }
         self.checked = len;
         let accepted = self.accepted_end();
         let is_dead = self.records.with(&name, |record| record.exit.is_some());
         if accepted > len as u64 + PIPE_BYTES && !is_dead {
-            self.report_violation(
-                Invariant::Stdin,
-                format_args!("{accepted} bytes were accepted, {len} read: more than a pipe holds"),
-            );
+            violation!(self, Stdin, "{accepted} bytes were accepted, {len} read: more than a pipe holds");
         }
     }
 

@@ -66,6 +66,14 @@ impl Invariant {
     }
 }
 
+/// Reports that an invariant is violated. The reporter adds its name to the text.
+macro_rules! violation {
+    ($reporter:expr, $invariant:ident, $($text:tt)+) => {
+        $reporter.report_violation($crate::trace::Invariant::$invariant, format_args!($($text)+))
+    };
+}
+pub(crate) use violation;
+
 /// How often each branch was taken.
 pub type Counters = BTreeMap<Branch, u64>;
 
@@ -93,11 +101,6 @@ struct TraceState {
 }
 
 impl Trace {
-    /// An empty recording that starts now.
-    pub fn new() -> Self {
-        Self(Arc::new(Mutex::new(TraceState { started: Instant::now(), recording: Recording::default() })))
-    }
-
     /// Adds a line to the trace.
     pub fn line(&self, event: fmt::Arguments<'_>) {
         let mut state = self.0.lock();
@@ -106,7 +109,7 @@ impl Trace {
     }
 
     /// Records a violation. The first one is the result of the world.
-    pub fn fail(&self, invariant: Invariant, what: fmt::Arguments<'_>) {
+    pub fn report_violation(&self, invariant: Invariant, what: fmt::Arguments<'_>) {
         self.line(format_args!("WRONG [{}]: {what}", invariant.name()));
         self.0.lock().recording.failure.get_or_insert_with(|| format!("[{}] {what}", invariant.name()));
     }
@@ -118,11 +121,7 @@ impl Trace {
 
     /// Counts a method or notification that was sent.
     pub fn sent(&self, method: &str) {
-        let mut state = self.0.lock();
-        match state.recording.sent.get_mut(method) {
-            Some(times) => *times += 1,
-            None => drop(state.recording.sent.insert(method.to_owned(), 1)),
-        }
+        *self.0.lock().recording.sent.entry(method.to_owned()).or_default() += 1;
     }
 
     /// Whether there was a violation so far.
@@ -137,7 +136,8 @@ impl Trace {
 }
 
 impl Default for Trace {
+    /// An empty recording that starts now.
     fn default() -> Self {
-        Self::new()
+        Self(Arc::new(Mutex::new(TraceState { started: Instant::now(), recording: Recording::default() })))
     }
 }

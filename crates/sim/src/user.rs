@@ -24,7 +24,7 @@ use crate::{
     rng::Rng,
     server::Server,
     session_history::{SessionHistory, repeatable},
-    trace::Invariant,
+    trace::{Invariant, violation},
     user_process::UserProcess,
     view::Plan,
 };
@@ -111,7 +111,7 @@ impl User {
     }
 
     pub(crate) fn report_violation(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
-        self.context.trace.fail(invariant, format_args!("{}: {what}", self.name));
+        self.context.trace.report_violation(invariant, format_args!("{}: {what}", self.name));
     }
 
     /// Starts to connect: creates a session, or resumes the one that it has.
@@ -208,7 +208,7 @@ impl User {
     pub(crate) fn check_children_dead(&self) {
         for name in self.processes.keys() {
             if self.context.records.with(name, |record| record.spawns > 0 && record.exit.is_none()) {
-                self.report_violation(Invariant::Expiry, format_args!("{name} lives although its session is over"));
+                violation!(self, Expiry, "{name} lives although its session is over");
             }
         }
     }
@@ -249,7 +249,7 @@ impl User {
             Err(error) if history.may_refuse(&error) => {}
             Err(Error::UnknownOutcome { .. }) if what.starts_with("signal") => {}
             Err(error @ (Error::Disconnected { .. } | Error::SessionLost { .. })) => history.check_error(&what, &error),
-            Err(error) => trace.fail(Invariant::Answered, format_args!("{name} {what}: {error}")),
+            Err(error) => violation!(trace, Answered, "{name} {what}: {error}"),
         });
     }
 

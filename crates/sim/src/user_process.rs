@@ -17,7 +17,7 @@ use crate::{
     rng::Rng,
     session_history::SessionHistory,
     stdin::PIPE_BYTES,
-    trace::Invariant,
+    trace::{Invariant, violation},
     user::User,
     view::Plan,
 };
@@ -79,7 +79,7 @@ impl UserProcess {
     }
 
     fn report_violation(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
-        self.context.trace.fail(invariant, format_args!("{} {}: {what}", self.who, self.name));
+        self.context.trace.report_violation(invariant, format_args!("{} {}: {what}", self.who, self.name));
     }
 
     /// Assigns the process to the current program.
@@ -156,7 +156,7 @@ impl UserProcess {
             Error::Disconnected { .. } | Error::SessionLost { .. } => {
                 history.check_error(&format!("start {}", self.name), error)
             }
-            _ => self.report_violation(Invariant::Answered, format_args!("start failed: {error}")),
+            _ => violation!(self, Answered, "start failed: {error}"),
         }
     }
 
@@ -172,10 +172,7 @@ impl UserProcess {
         user.call(what.clone(), async move { process.write(bytes).await }, move |result| match result {
             Ok(wire::WriteStatus::Accepted) => {
                 if user_process.accepted.get() != at && !user_process.is_input_over.get() {
-                    user_process.report_violation(
-                        Invariant::Stdin,
-                        format_args!("{at} was accepted after {}", user_process.accepted.get()),
-                    );
+                    violation!(user_process, Stdin, "{at} was accepted after {}", user_process.accepted.get());
                 }
                 user_process.accepted.set(at + len);
                 if dialer.dialled() > link {
@@ -207,7 +204,7 @@ impl UserProcess {
         match error {
             error if history.may_refuse(error) => {}
             Error::Disconnected { .. } | Error::SessionLost { .. } => history.check_error(what, error),
-            _ => self.report_violation(Invariant::Answered, format_args!("{what}: {error}")),
+            _ => violation!(self, Answered, "{what}: {error}"),
         }
     }
 
@@ -226,14 +223,14 @@ impl UserProcess {
         });
         self.checked.set(len);
         if !matches || len as u64 > self.written.get() {
-            self.report_violation(Invariant::Stdin, format_args!("stdin {from}..{len} is not what was written"));
+            violation!(self, Stdin, "stdin {from}..{len} is not what was written");
         }
         if self.accepted.get() > len as u64 + PIPE_BYTES && !is_dead {
-            self.report_violation(Invariant::Stdin, format_args!("{} bytes accepted, {len} read", self.accepted.get()));
+            violation!(self, Stdin, "{} bytes accepted, {len} read", self.accepted.get());
         }
         let spawns = self.context.records.with(&self.name, |record| record.spawns);
         if spawns > 1 {
-            self.report_violation(Invariant::Start, format_args!("spawned {spawns} times"));
+            violation!(self, Start, "spawned {spawns} times");
         }
     }
 
@@ -252,21 +249,15 @@ impl UserProcess {
         self.check();
         let record = self.context.records.get(&self.name);
         if !self.is_over() {
-            self.report_violation(Invariant::End, format_args!("never closed: {}", self.ledger.borrow().summary()));
+            violation!(self, End, "never closed: {}", self.ledger.borrow().summary());
         }
         if record.saw_eof && !record.lost && (record.stdin.len() as u64) < self.accepted.get() {
             let (accepted, read) = (self.accepted.get(), record.stdin.len());
-            self.report_violation(
-                Invariant::Stdin,
-                format_args!("{accepted} bytes were accepted, stdin ended at {read}"),
-            );
+            violation!(self, Stdin, "{accepted} bytes were accepted, stdin ended at {read}");
         }
         let is_timed = self.plan.timeout_ms.or(self.plan.idle_ms).is_some();
         if record.exit.is_some_and(|code| code > 128) && !self.kill_requested.get() && !is_timed && !record.lost {
-            self.report_violation(
-                Invariant::Start,
-                format_args!("was killed ({:?}) and nobody asked for it", record.signals),
-            );
+            violation!(self, Start, "was killed ({:?}) and nobody asked for it", record.signals);
         }
     }
 }

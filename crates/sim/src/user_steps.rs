@@ -10,7 +10,7 @@ use exec_server_client::{
 use crate::{
     branch::Branch,
     plans,
-    trace::Invariant,
+    trace::violation,
     user::User,
     user_process::{self, UserProcess},
 };
@@ -115,7 +115,7 @@ impl User {
                 Err(Error::Server { kind: Some(Kind::UnknownProcess), .. }) => {
                     user_process.is_cancelled.set(true);
                     if spawned && !user_process.kill_requested.get() && !history.holder_killed.get() {
-                        trace.fail(Invariant::End, format_args!("{what}: the server does not know it"));
+                        violation!(trace, End, "{what}: the server does not know it");
                     }
                 }
                 Err(error) => history.check_error(&what, &error),
@@ -248,10 +248,7 @@ impl User {
                     let lives =
                         |name: &&String| records.with(name, |record| record.spawns > 0 && record.exit.is_none());
                     if let Some(child) = processes.keys().find(lives) {
-                        trace.fail(
-                            Invariant::Expiry,
-                            format_args!("{name}: {child} lives although its session was ended"),
-                        );
+                        violation!(trace, Expiry, "{name}: {child} lives although its session was ended");
                     }
                 }
                 Err(error) => history.check_error("ends its session", &error),

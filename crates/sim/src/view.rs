@@ -12,7 +12,7 @@ use crate::{
     branch::Branch,
     child::{ChildRecord, ChildRecords, ScriptStep, text},
     stdin::{Write, WriteOutcome},
-    trace::{Invariant, Trace},
+    trace::{Invariant, Trace, violation},
 };
 
 /// How to start a process.
@@ -149,29 +149,29 @@ impl ProcessView {
     }
 
     pub(crate) fn report_violation(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
-        self.trace.fail(invariant, format_args!("{}: {what}", self.name));
+        self.trace.report_violation(invariant, format_args!("{}: {what}", self.name));
     }
 
     /// Handles a chunk of output, pushed or read. Returns false if sequence numbers before it are missing.
     pub fn handle_chunk(&mut self, chunk: &Value, pushed: bool) -> bool {
         let (Some(seq), Some(bytes)) = (chunk["seq"].as_u64(), chunk["chunk"].as_str()) else {
-            self.report_violation(Invariant::Wire, format_args!("a chunk without number or bytes: {chunk}"));
+            violation!(self, Wire, "a chunk without number or bytes: {chunk}");
             return true;
         };
         let Ok(bytes) = base64::decode(bytes) else {
-            self.report_violation(Invariant::Wire, format_args!("chunk {seq} is not base64"));
+            violation!(self, Wire, "chunk {seq} is not base64");
             return true;
         };
         let stream = usize::from(chunk["stream"] == "stderr");
         if (chunk["stream"] == "pty") != self.plan.tty {
-            self.report_violation(Invariant::Wire, format_args!("chunk {seq} is of stream {}", chunk["stream"]));
+            violation!(self, Wire, "chunk {seq} is of stream {}", chunk["stream"]);
         }
         if let Some((of, at, len)) = self.chunks.get(&seq) {
             self.trace.count(Branch::Duplicate);
             // The acknowledgement may have been lost with the link, so acknowledge repeated chunks again.
             self.unacked += bytes.len() as u64;
             if *of != stream || *len != bytes.len() || text(&self.name, *of, *at, *len) != bytes {
-                self.report_violation(Invariant::Prefix, format_args!("chunk {seq} came twice and differs"));
+                violation!(self, Prefix, "chunk {seq} came twice and differs");
             }
             return true;
         }
@@ -184,10 +184,7 @@ impl ProcessView {
         if let Some(offset) = chunk["offset"].as_u64()
             && offset != self.total()
         {
-            self.report_violation(
-                Invariant::Prefix,
-                format_args!("chunk {seq} at offset {offset}, expected {}", self.total()),
-            );
+            violation!(self, Prefix, "chunk {seq} at offset {offset}, expected {}", self.total());
         }
         if !chunk["gap"].is_null() {
             self.take_gap(&chunk["gap"], seq);
@@ -198,16 +195,13 @@ impl ProcessView {
         }
         let at = self.taken[stream];
         if text(&self.name, stream, at, bytes.len()) != bytes {
-            self.report_violation(
-                Invariant::Prefix,
-                format_args!("chunk {seq}: {} bytes of stream {stream} are not those at {at}", bytes.len()),
-            );
+            violation!(self, Prefix, "chunk {seq}: {} bytes of stream {stream} are not those at {at}", bytes.len());
         }
         if self.records.with(&self.name, |record| record.written[stream]) < at + bytes.len() as u64 {
-            self.report_violation(Invariant::Prefix, format_args!("chunk {seq} has bytes that were never written"));
+            violation!(self, Prefix, "chunk {seq} has bytes that were never written");
         }
         if self.closed {
-            self.report_violation(Invariant::End, format_args!("chunk {seq} after the close"));
+            violation!(self, End, "chunk {seq} after the close");
         }
         if self.exited.is_some() {
             self.trace.count(Branch::OutputAfterExit);
@@ -235,23 +229,17 @@ impl ProcessView {
         self.trace.count(if self.is_observed { Branch::ObserverGap } else { Branch::DropOldestGap });
         self.trace.line(format_args!("{} gap {}..{}: {bytes} bytes", self.name, gap["fromSeq"], gap["toSeq"]));
         if !self.plan.drops && !self.is_observed {
-            return self.report_violation(Invariant::Gap, format_args!("a gap in a log that must not drop: {gap}"));
+            return violation!(self, Gap, "a gap in a log that must not drop: {gap}");
         }
         let begins = match self.chunks.get(&from) {
             Some((_, at, _)) => *at,
             None if from == self.last + 1 => self.taken[0],
             None => {
-                return self.report_violation(
-                    Invariant::Gap,
-                    format_args!("gap from {from} where {} was the last number", self.last),
-                );
+                return violation!(self, Gap, "gap from {from} where {} was the last number", self.last);
             }
         };
         let Some(missed) = (begins + bytes).checked_sub(self.taken[0]) else {
-            return self.report_violation(
-                Invariant::Gap,
-                format_args!("gap {gap} ends before {}, which was taken", self.taken[0]),
-            );
+            return violation!(self, Gap, "gap {gap} ends before {}, which was taken", self.taken[0]);
         };
         self.chunks.insert(from, (0, begins, 0));
         self.taken[0] += missed;
@@ -266,25 +254,33 @@ impl ProcessView {
     pub fn handle_exit(&mut self, code: i32) {
         let (real, lost) = self.records.with(&self.name, |record| (record.exit, record.lost));
         if real != Some(code) && !(lost && code == -1) {
-            self.report_violation(Invariant::End, format_args!("exit {code}, really {real:?}"));
+            violation!(self, End, "exit {code}, really {real:?}");
         }
         if self.exited.replace(code).is_none() {
             self.trace.line(format_args!("{} exited {code}", self.name));
         }
     }
 
+    /// Takes the number of an event. Returns false if sequence numbers before it are missing.
+    fn follows(&mut self, params: &Value) -> bool {
+        let seq = params["seq"].as_u64().unwrap_or(0);
+        let follows = seq <= self.last + 1;
+        if follows {
+            self.last = self.last.max(seq);
+        }
+        follows
+    }
+
     /// Handles an `exited` event. Returns false if sequence numbers before it are missing.
     pub fn handle_exited_event(&mut self, params: &Value) -> bool {
-        let seq = params["seq"].as_u64().unwrap_or(0);
-        if seq > self.last + 1 {
+        if !self.follows(params) {
             return false;
         }
-        self.last = self.last.max(seq);
         let code = params["exitCode"].as_i64().and_then(|code| i32::try_from(code).ok()).unwrap_or(i32::MIN);
         self.handle_exit(code);
         let (cause, lost) = (&params["cause"], self.records.with(&self.name, |record| record.lost));
         if !self.is_observed && !self.plan.allows(cause.as_str().unwrap_or(""), code, self.kill_requested, lost) {
-            self.report_violation(Invariant::End, format_args!("exit {code} because of {cause}, of {:?}", self.plan));
+            violation!(self, End, "exit {code} because of {cause}, of {:?}", self.plan);
         }
         match cause.as_str() {
             Some("timeout") => self.trace.count(Branch::Timeout),
@@ -296,27 +292,19 @@ impl ProcessView {
 
     /// Handles a `closed` event. Returns false if sequence numbers before it are missing.
     pub fn handle_closed_event(&mut self, params: &Value) -> bool {
-        let seq = params["seq"].as_u64().unwrap_or(0);
-        if seq > self.last + 1 {
+        if !self.follows(params) {
             return false;
         }
-        self.last = self.last.max(seq);
         let (written, lost): (u64, bool) =
             self.records.with(&self.name, |record| (record.written.iter().sum(), record.lost));
         let reported = params["outputBytes"].as_u64().unwrap_or(u64::MAX);
         // Output that a dying holder had not read is lost with it.
         if reported > written || reported < written && !lost {
-            self.report_violation(
-                Invariant::End,
-                format_args!("closed says {} bytes, really {written}", params["outputBytes"]),
-            );
+            violation!(self, End, "closed says {} bytes, really {written}", params["outputBytes"]);
         }
         // Dropped output may have been delivered before it was dropped. But everything reported as a gap must have been dropped.
         if !self.is_observed && params["droppedBytes"].as_u64().is_none_or(|dropped| dropped < self.gaps) {
-            self.report_violation(
-                Invariant::Gap,
-                format_args!("closed says {} dropped, gaps said {}", params["droppedBytes"], self.gaps),
-            );
+            violation!(self, Gap, "closed says {} dropped, gaps said {}", params["droppedBytes"], self.gaps);
         }
         self.handle_close();
         true
@@ -330,15 +318,12 @@ impl ProcessView {
         self.trace.line(format_args!("{} closed", self.name));
         let record = self.records.get(&self.name);
         if self.exited.is_none() {
-            self.report_violation(Invariant::End, format_args!("closed without an exit"));
+            violation!(self, End, "closed without an exit");
         }
         let is_all = self.taken.iter().zip(&record.written).all(|(taken, written)| taken <= written)
             && (self.taken == record.written || record.lost);
         if !is_all {
-            self.report_violation(
-                Invariant::End,
-                format_args!("closed with {:?} bytes taken of {:?}", self.taken, record.written),
-            );
+            violation!(self, End, "closed with {:?} bytes taken of {:?}", self.taken, record.written);
         }
     }
 
@@ -347,24 +332,18 @@ impl ProcessView {
         self.check_stdin();
         let record = self.records.get(&self.name);
         if record.spawns > 1 {
-            self.report_violation(Invariant::Start, format_args!("spawned {} times", record.spawns));
+            violation!(self, Start, "spawned {} times", record.spawns);
         }
         if self.start == StartState::Done && !self.closed {
-            self.report_violation(Invariant::End, format_args!("never closed: {}", self.missing(&record)));
+            violation!(self, End, "never closed: {}", self.missing(&record));
         }
         let accepted = self.accepted_end();
         if record.saw_eof && !record.lost && (record.stdin.len() as u64) < accepted {
-            self.report_violation(
-                Invariant::Stdin,
-                format_args!("{accepted} bytes were accepted, stdin ended at {}", record.stdin.len()),
-            );
+            violation!(self, Stdin, "{accepted} bytes were accepted, stdin ended at {}", record.stdin.len());
         }
         let is_timed = self.plan.timeout_ms.or(self.plan.idle_ms).is_some();
         if record.exit.is_some_and(|code| code > 128) && !self.kill_requested && !is_timed && !record.lost {
-            self.report_violation(
-                Invariant::Start,
-                format_args!("was killed ({:?}) and nobody asked for it", record.signals),
-            );
+            violation!(self, Start, "was killed ({:?}) and nobody asked for it", record.signals);
         }
     }
 

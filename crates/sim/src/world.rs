@@ -102,7 +102,7 @@ pub(crate) struct World {
 impl World {
     fn new(seed: u64, gate: IdleGate) -> io::Result<Self> {
         let mut rng = Rng::new(seed);
-        let context = WorldContext::new();
+        let context = WorldContext::default();
         let has_disk = has_disk(seed);
         let disk_quota_bytes = if has_disk { *rng.pick(&[2 << 20, 64 << 20, 64 << 20]) } else { 0 };
         let limits = HolderLimits {

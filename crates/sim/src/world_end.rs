@@ -6,7 +6,7 @@ use crate::{
     branch::Branch,
     client::{AttachMode, ClientKind},
     link::LinkQuality,
-    trace::Invariant,
+    trace::violation,
     user::User,
     view::StartState,
     world::World,
@@ -72,10 +72,7 @@ impl World {
             }
             if self.clients[index].borrow().attached.is_none() {
                 let client = self.clients[index].borrow();
-                return client.report_violation(
-                    Invariant::Answered,
-                    format_args!("cannot resume at the end: {:?}", client.refused),
-                );
+                return violation!(client, Answered, "cannot resume at the end: {:?}", client.refused);
             }
             self.clients[index].borrow_mut().drop_connections(true);
             self.clients[index].borrow_mut().ack_everything();
@@ -100,7 +97,7 @@ impl World {
             })
             .await;
         if !reconnected && let Some(user) = self.users.iter().find(|user| !user.is_up()) {
-            return user.report_violation(Invariant::Answered, format_args!("is not connected at the end"));
+            return violation!(user, Answered, "is not connected at the end");
         }
         for user in &self.users {
             let open: Vec<_> = user
@@ -158,18 +155,18 @@ impl World {
         for client in &self.clients {
             let client = client.borrow();
             if let Some(call) = client.first_pending_call() {
-                client.report_violation(Invariant::Answered, format_args!("never answered: {call}"));
+                violation!(client, Answered, "never answered: {call}");
             }
         }
         for user in &self.users {
             if let Some(call) = user.pending.first() {
-                user.report_violation(Invariant::Answered, format_args!("never answered: {call}"));
+                violation!(user, Answered, "never answered: {call}");
             }
         }
         if let Some(call) =
             self.legacy_clients.iter().find_map(|legacy_client| legacy_client.borrow().first_pending_call())
         {
-            self.context.trace.fail(Invariant::Answered, format_args!("never answered: {call}"));
+            violation!(self.context.trace, Answered, "never answered: {call}");
         }
     }
 
@@ -208,7 +205,7 @@ impl World {
             })
             .await;
         if !ended {
-            return self.context.trace.fail(Invariant::Answered, format_args!("a session does not end"));
+            return violation!(self.context.trace, Answered, "a session does not end");
         }
         // Wait longer than any session's time-to-live, including sessions whose client never received the id.
         let longest = leaving.iter().map(|index| self.clients[*index].borrow().ttl_ms).max().unwrap_or(120_000);
@@ -225,10 +222,7 @@ impl World {
                 Some("sessionExpired") => self.context.trace.count(Branch::Expired),
                 Some("holderLost" | "unknownSession") if client.holder_killed => {}
                 other => {
-                    client.report_violation(
-                        Invariant::Expiry,
-                        format_args!("its time is over, and a resume says {other:?}"),
-                    );
+                    violation!(client, Expiry, "its time is over, and a resume says {other:?}");
                 }
             }
         }
@@ -237,7 +231,7 @@ impl World {
         }
         self.legacy_clients.iter().for_each(|legacy_client| legacy_client.borrow().check_end());
         if !self.until(PATIENCE, |world| world.holders.alive() == 0).await {
-            self.context.trace.fail(Invariant::Health, format_args!("{} holders are left", self.holders.alive()));
+            violation!(self.context.trace, Health, "{} holders are left", self.holders.alive());
         }
     }
 }
