@@ -256,7 +256,7 @@ fn a_damaged_file_is_refused_before_anything_is_written() {
 }
 
 #[test]
-fn what_the_sums_do_not_vouch_for_is_refused() {
+fn files_without_a_checksum_are_refused() {
     for desk in Desk::each() {
         let sums = fs::read_to_string(desk.path("tree/SHA256SUMS")).unwrap();
         let fewer: String = sums.lines().filter(|line| !line.ends_with(PAGE)).map(|line| format!("{line}\n")).collect();
@@ -353,7 +353,7 @@ fn uninstall_keeps_what_is_not_ours() {
 }
 
 #[test]
-fn the_prefix_is_where_it_was_said() {
+fn files_are_installed_below_the_given_prefix() {
     for desk in Desk::each() {
         for (args, prefix, expected) in [
             (vec!["--prefix", "home/with space"], None, "home/with space"),
@@ -374,7 +374,7 @@ fn the_prefix_is_where_it_was_said() {
 }
 
 #[test]
-fn a_prefix_that_cannot_be_written_is_said() {
+fn a_prefix_that_cannot_be_written_is_reported() {
     let desk = Desk::each().pop().unwrap();
     // Where the tests are not run by root, the folder is closed by its mode.
     fs::create_dir(desk.path("closed")).unwrap();
@@ -393,7 +393,7 @@ fn a_prefix_that_cannot_be_written_is_said() {
 }
 
 #[test]
-fn a_folder_that_is_not_in_path_is_said_with_the_line_that_helps() {
+fn a_folder_outside_path_is_reported_with_the_line_to_add() {
     let desk = Desk::new(None);
     let bin = desk.path("home/.local/bin").display().to_string();
     let install = |path: &str, shell: &str| {
@@ -412,7 +412,7 @@ fn a_folder_that_is_not_in_path_is_said_with_the_line_that_helps() {
 }
 
 #[test]
-fn a_wrong_command_line_is_told_apart() {
+fn a_wrong_command_line_has_its_own_exit_code() {
     let desk = Desk::new(None);
     for args in [&["--frobnicate"][..], &["--prefix"], &["--prefix", ""], &["tree", "dist"], &["--uninstall", "tree"]] {
         let said = desk.run("dist/install.sh", args);

@@ -80,13 +80,13 @@ fn through(plan: Plan, sent: &[u8]) -> (Vec<u8>, End, Vec<Injected>) {
 }
 
 #[test]
-fn nothing_changes_what_has_no_plan() {
+fn a_connection_without_a_plan_is_unchanged() {
     let sent = bytes(300_000);
     assert_eq!(through(Plan::default(), &sent), (sent, End::Fin, vec![]));
 }
 
 #[test]
-fn an_end_comes_at_its_byte_in_either_direction() {
+fn a_cut_happens_at_its_byte_in_either_direction() {
     let sent = bytes(200_000);
     for at in [0, 1, 77_777, 200_000] {
         for plan in [Plan::default().up(at, Event::Fin), Plan::default().down(at, Event::Fin)] {
@@ -116,7 +116,7 @@ fn a_half_close_ends_one_direction_and_leaves_the_other() {
 }
 
 #[test]
-fn a_blackhole_swallows_and_says_nothing() {
+fn a_blackhole_discards_bytes_and_closes_nothing() {
     let sent = bytes(50_000);
     for plan in [
         Plan::default().up(10_000, Event::Blackhole),
@@ -131,7 +131,7 @@ fn a_blackhole_swallows_and_says_nothing() {
 }
 
 #[test]
-fn a_blackhole_can_be_asked_for() {
+fn open_connections_can_be_blackholed_on_request() {
     let proxy = Proxy::start(echo(), 1, |_| Plan::default()).unwrap();
     let mut stream = TcpStream::connect(proxy.address()).unwrap();
     let mut answer = [0; 4];

@@ -69,7 +69,7 @@ mod tests {
     use super::within;
 
     #[test]
-    fn what_is_held_at_once_is_counted() {
+    fn peak_memory_is_measured() {
         within(5000, || {
             for _ in 0..100 {
                 drop(std::hint::black_box(vec![1_u8; 4000]));

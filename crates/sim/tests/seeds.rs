@@ -45,7 +45,7 @@ fn every_seed_keeps_its_promises_and_every_rare_branch_and_method_is_reached() {
 }
 
 #[test]
-fn every_method_of_the_table_is_a_move() {
+fn every_method_of_the_table_is_sent_by_a_model_client() {
     let mut served: Vec<&str> = METHODS.iter().map(|method| method.name).collect();
     let mut moved = client_requests::METHODS.to_vec();
     served.sort_unstable();

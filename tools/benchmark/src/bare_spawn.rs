@@ -1,6 +1,6 @@
 //! The baseline for a spawn: fork, exec and wait with plain system calls in a small process, with and without a terminal.
 //!
-//! Contains the only unsafe code of xtask. Runs as a child mode, freshly exec'd and single-threaded, so that the fork copies almost
+//! Contains the only unsafe code of the tools. Runs as a child mode, freshly exec'd and single-threaded, so that the fork copies almost
 //! nothing. Does not use the server or the wire protocol.
 
 #![expect(unsafe_code, reason = "fork and execve are what is measured")]

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bar_that_dwarfs_ours_is_cut_and_keeps_its_value() {
+    fn a_bar_much_longer_than_ours_is_cut_and_keeps_its_value() {
         let chart = Bars::new("Start", "ms")
             .bar("fork & exec", BarOwner::Machine, Some(0.5))
             .bar("exec-server", BarOwner::Ours, Some(1.0))

@@ -1,8 +1,8 @@
 //! A minimal connection, so that the client's own cost is small: blocking reads into one buffer, frames parsed in place, no copy of a
 //! payload.
 //!
-//! Implements the upgrade, both kinds of framing and the two buffers; `session.rs` interprets the messages. Written from RFC 6455 and
-//! PROTOCOL.md without code of our crates, like everything in xtask.
+//! Implements the upgrade, both kinds of framing and the two buffers; `lean_client.rs` interprets the messages. Written from RFC 6455 and
+//! PROTOCOL.md without code of our crates, like everything in the tools.
 
 use std::{
     net::TcpStream,
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_of_every_size_are_read_where_they_lie() {
+    fn frames_of_every_size_are_read_in_place() {
         let mut wire = Vec::new();
         for size in [5_usize, 200, 70_000, 600_000, 7] {
             wire.push(0x82);
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_and_bytes_between_them_are_told_apart() {
+    fn lines_and_binary_messages_are_distinguished() {
         let wire = [b"one\n".to_vec(), vec![0xc0, 3, 0, 0, 0, b'\n', 1, 2], b"two\n".to_vec()].concat();
         let mut link = connection_with(Framing::Lines, &wire);
         let expected: [(MessageKind, &[u8]); 3] =
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_masked_twice_is_as_before() {
+    fn masking_twice_restores_the_bytes() {
         let mut bytes: Vec<u8> = (0..=100).collect();
         mask(&mut bytes);
         assert_eq!(bytes[0], 0x5a);

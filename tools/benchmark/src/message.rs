@@ -1,6 +1,6 @@
 //! Parses messages as far as a measurement needs it: the params of a start, the head in JSON or binary form, the position of bytes.
 //!
-//! Written from PROTOCOL.md. Borrows from the message and copies nothing; `session.rs` interprets the result.
+//! Written from PROTOCOL.md. Borrows from the message and copies nothing; `lean_client.rs` interprets the result.
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn attached_bytes_are_told_from_the_json() {
+    fn attached_bytes_are_separated_from_the_json() {
         assert_eq!(attached(b"\x02\0\0\0{}abc"), Some((&b"{}"[..], &b"abc"[..])));
         assert_eq!(attached(b"\x09\0\0\0{}abc"), None);
     }

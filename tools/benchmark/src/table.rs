@@ -277,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_holds_by_the_median_of_its_ratios() {
+    fn a_target_is_met_by_the_median_of_the_ratios() {
         let row = Row::new("r", "x").values(vec![9.0, 1.0, 1.1, 1.2, 1.0]).at_most(1.1);
         assert_eq!(row.verdict(), "pass");
         assert_eq!(row.clone().at_least(1.2).verdict(), "miss");
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_of_the_same_round_and_the_first_counts_for_nothing() {
+    fn ratios_compare_lanes_of_one_round_and_ignore_the_first_round() {
         let mut at = 0.0;
         let slow = BenchLane::new("slow", |is_first| {
             at += 1.0;

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_torn_block_is_seen() {
+    fn a_torn_block_is_detected() {
         let mut bytes = [block(3), block(4), block(4)].concat();
         assert_eq!(read_blocks(&bytes).unwrap(), HashMap::from([(3, 1), (4, 2)]));
         bytes.remove(1000);

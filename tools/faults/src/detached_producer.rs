@@ -163,7 +163,7 @@ fn drain_once(address: &ServerAddress, session: &str, floods: &mut [Flood]) -> R
                 continue;
             }
             ServerMessage::Other { method, params } => bail!("unexpected `{method}`: {params}"),
-            ServerMessage::Answer { id, .. } => bail!("an answer to {id}, which nobody asked"),
+            ServerMessage::Answer { id, .. } => bail!("an unexpected answer to request {id}"),
         };
         let flood = find(floods, process)?;
         if seq <= flood.seq {

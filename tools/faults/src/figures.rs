@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_begins_alike() {
+    fn every_line_begins_with_the_same_figures() {
         let figures = Figures::survived(7).set("parallel", 3).times(&mut [5.0, 1.0]);
         assert_eq!(figures.to_string(), "injected=7 survived=7 bytes=- worst_ms=5.0 parallel=3 p99_ms=5.0");
     }

@@ -1,6 +1,6 @@
 //! An MCP server with one echo tool, and a client that detects what was lost, repeated or changed on the way.
 //!
-//! The server (a child mode of xtask) counts the calls that reach it and identifies each by its own number, so a request that arrives twice
+//! The server (a child mode of the tools) counts the calls that reach it and identifies each by its own number, so a request that arrives twice
 //! is detected on the far side. Its answers come late and in any order. This module does not depend on links, servers and their faults.
 
 use std::{

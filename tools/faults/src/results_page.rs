@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_say_their_variant_and_the_block_by_which_seed_and_commit_they_are() {
+    fn rows_name_their_variant_and_the_block_its_seeds_and_commits() {
         let line = |variant, value| Figures::survived(3).set(variant, value);
         let variants = rows("F13", &[line("groups", "true"), line("groups", "false")]);
         assert!(variants[0].contains("; groups: true | 3 | 3 |") && variants[1].contains("; groups: false | 3 |"));

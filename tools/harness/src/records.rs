@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 /// The path of this program, to start it as a child.
 pub fn program() -> Result<String> {
     let path = std::env::current_exe()?;
-    path.into_os_string().into_string().ok().context("the path of xtask is not UTF-8")
+    path.into_os_string().into_string().ok().context("the path of this program is not UTF-8")
 }
 
 /// Bytes of one record: the producer's id and a counter, both little-endian.
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn loss_repetition_and_reordering_are_told_apart() {
+    fn loss_repetition_and_reordering_are_distinguished() {
         let lost = records(&[0, 2, 3]);
         assert!(lost.finish(4).unwrap_err().to_string().contains(": 1 records lost, 0 repeated, 0 reordered"));
         let repeated = records(&[0, 1, 1, 2, 3]);

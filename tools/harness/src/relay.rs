@@ -1,6 +1,6 @@
 //! A program under `exec-server run`, its input, and the oracle for its output.
 //!
-//! The program (a child mode of xtask) copies stdin to stdout, numbers its steps on stderr and exits with a code made from its id. It
+//! The program (a child mode of the tools) copies stdin to stdout, numbers its steps on stderr and exits with a code made from its id. It
 //! checks its input itself, record by record, so input that the client sent twice or not at all is detected on the far side. This module
 //! does not depend on links, servers and their faults.
 
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn quiet_lines_are_taken_out_wherever_they_stand() {
+    fn messages_about_a_lost_link_are_removed_inside_lines_too() {
         let line = b"exec-server: connection lost (reset); reconnecting\n".as_slice();
         let again = b"exec-server: connected again\n".as_slice();
         let still = b"exec-server: still reconnecting: Broken pipe (os error 32)\n".as_slice();
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_damage_is_seen() {
+    fn each_kind_of_damage_is_detected() {
         let (id, count) = (7, 3000);
         let stderr = expected_stderr(id, count * RECORD);
         let code = i32::try_from(records::exit_code(id)).unwrap();

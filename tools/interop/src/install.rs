@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lines_of_the_readme_are_found_and_the_host_is_put_in() {
+    fn the_commands_of_the_readme_are_found_and_the_host_is_replaced() {
         let readme =
             "$ ssh build-host true\n$ ssh build-host 'cat >.local/bin/exec-server' <x\n$ run ssh://build-host\n";
         let (copy, run) = lines_of(readme).unwrap();

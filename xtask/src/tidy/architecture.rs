@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_says_what_the_code_says_is_fine() {
+    fn a_page_that_agrees_with_the_code_is_accepted() {
         let page = "\n## Crates\n\n| crate | contents | depends on |\n|---|---|---|\n| `log` | x | – |\n\
                     | `server` | `a` and b | `log`, with `local` |\n\n`unsafe` code is allowed only in `log` and\n\
                     `crates/server/src/sys.rs`.\n\n## Next\n";

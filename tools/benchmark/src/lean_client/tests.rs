@@ -40,7 +40,7 @@ fn frame(channel: u32, seq: u64, offset: u64, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn json_output_is_counted_and_what_is_wrong_is_told() {
+fn json_output_is_counted_and_every_error_is_reported() {
     let output =
         |seq: u64, offset: u64| event("output", &format!("\"seq\":{seq},\"chunk\":\"YWJj\",\"offset\":{offset}"));
     let exited = |seq: u64| event("exited", &format!("\"seq\":{seq},\"exitCode\":0"));
