@@ -207,7 +207,9 @@ impl FileSample {
 
     fn read(&self, session: &mut BenchSession, is_first: bool) -> Result<()> {
         if self.is_whole(session) {
-            session.call("fs/readFile", &json!({ "path": self.path }))?;
+            // Not `call`, which would parse the bytes as JSON once more.
+            session.send("fs/readFile", &json!({ "path": self.path }))?;
+            answered(session)?;
             return check(session, &self.bytes, is_first);
         }
         session.call("fs/open", &json!({ "handleId": "f", "path": self.path }))?;
