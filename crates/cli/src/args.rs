@@ -37,28 +37,40 @@ pub(crate) const DETACHED: &str = "--detached";
 
 const EXAMPLES: &str = "\
 Examples:
-  exec-server run -- echo hello                        run a program here, on an embedded server
-  exec-server run --connect ssh://host -- uname -a     run it on host, through your ssh
-  exec-server run --detach --name job -- make          leave it running; then:
-  exec-server ps; exec-server logs -f job; exec-server attach job; exec-server wait job
-  exec-server cp -r --connect ssh://host :/srv/data .  copy a tree from host; `:` marks a remote path
-  exec-server serve                                    serve on a free loopback port; prints the URL
-  exec-server serve --listen ws://127.0.0.1:4000 --listen unix:///run/user/1000/exec.sock
+  exec-server run -- echo hello              run a program on this machine
+  exec-server run --connect ssh://host -- uname -a
+                                             run it on host, through your ssh
+  exec-server run --detach --name job -- make
+                                             leave it running; then:
+  exec-server ps; exec-server logs -f job; exec-server attach job
+  exec-server cp -r --connect ssh://host :/srv/data .
+                                             copy a tree from host
+  exec-server serve                          serve on a free loopback port
 
 Exit codes:
   0    success; `serve`: shut down by a signal
-  1    no such process; `cp`: some files were not copied; `serve`: a second signal interrupted the shutdown
+  1    the command ran but did not succeed; see its help
   2    invalid command line
   255  exec-server or its connection failed
-  `run`, `attach` and `wait` exit with the code of the program; see `exec-server run --help`
+  `run`, `attach`, `wait` and `mcp bridge` exit with the program's own code.
+  docs/reference/exit-codes.md lists all codes.
 
 Environment:
-  EXEC_SERVER_URL, then CODEX_EXEC_SERVER_URL: the server if --connect is not given
-  EXEC_SERVER_TOKEN: the token if neither the URL nor --token-file has one";
+  EXEC_SERVER_URL, then CODEX_EXEC_SERVER_URL
+      the server, if --connect is not given
+  EXEC_SERVER_TOKEN
+      the token, if --token-file, environments.toml and the URL have none
+  EXEC_SERVER_MCP_CONFIG
+      the configuration of MCP servers, if --config is not given
+
+Files:
+  ~/.config/exec-server/environments.toml
+      names of servers for --connect, and the default server";
 
 const SERVE_HELP: &str = "\
 SIGTERM, SIGINT and SIGHUP shut the server down: clients are notified, and processes keep running for the \
-next server on the same state directory. A second signal exits at once.
+next server on the same state directory. They end with the server if its state directory is private (port 0 or stdio, \
+without --state-dir), or with --kill-on-exit. A second signal exits at once.
 
 Exit codes: 0 shut down; 1 ended by a second signal; 255 an error, such as an address in use
 
@@ -66,10 +78,12 @@ Examples:
   exec-server serve
   exec-server serve --port 4000
   exec-server serve --listen ws://127.0.0.1:4000 --token-file ~/.exec-token
-  exec-server serve --listen wss://0.0.0.0:4000 --tls-cert c.pem --tls-key c.key --client-ca ca.pem";
+  exec-server serve --listen ws://127.0.0.1:4000 --listen unix:///run/x.sock
+  exec-server serve --listen wss://0.0.0.0:4000 \\
+      --tls-cert c.pem --tls-key c.key --client-ca ca.pem";
 
 const DIAL_HELP: &str = "\
-A server that this command starts exits after one minute without connections and running processes.
+A server that this command starts exits after one minute with no connection and no running process.
 
 Exit codes: 0 either side closed; 255 no server could be reached or started
 
@@ -77,7 +91,7 @@ Example:
   ssh host exec-server dial-stdio";
 
 const DOCTOR_HELP: &str = "\
-Only reads; changes nothing.
+Changes nothing on this host.
 
 Exit codes: 0 nothing essential is missing; 1 something is; 255 exec-server failed
 
@@ -85,15 +99,16 @@ Example:
   exec-server doctor";
 
 const COMPLETIONS_HELP: &str = "\
-The script runs this program at every Tab, so it also completes the ids of processes on the given server, and the names of \
-environments.
+At every Tab the script runs this program, so it also completes the ids of processes on the server that the command line \
+names, and the names in environments.toml.
 
 Examples:
-  exec-server completions bash > ~/.local/share/bash-completion/completions/exec-server
+  cd ~/.local/share/bash-completion/completions
+  exec-server completions bash > exec-server
   exec-server completions zsh  > ~/.zfunc/_exec-server
   exec-server completions fish > ~/.config/fish/completions/exec-server.fish";
 
-/// Runs processes on another machine as if they were local, and never loses them.
+/// Runs processes on another machine as if they were local; they survive broken links and server restarts.
 #[derive(Debug, Parser)]
 #[command(name = "exec-server", version, after_help = EXAMPLES, arg_required_else_help = true)]
 struct Cli {
@@ -104,7 +119,7 @@ struct Cli {
 /// The command to run.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run a program here or on a server, with separate stdout and stderr and its exit code.
+    /// Run a program here or on a server; keep stdout and stderr separate, and exit with its code.
     Run(Box<RunArgs>),
     /// List the processes of all your sessions.
     Ps(PsArgs),
@@ -132,7 +147,7 @@ pub(crate) enum Command {
     Serve(Box<ServeArgs>),
     /// Connect stdin and stdout to the server of a state directory; start the server if none runs.
     DialStdio(DialStdioArgs),
-    /// Create, list and revoke tokens with a name and permissions.
+    /// Create, list and revoke named tokens with permissions.
     #[command(subcommand, after_help = access::TOKEN_HELP)]
     Token(TokenCommand),
     /// Verify an audit log.
@@ -175,8 +190,7 @@ pub(crate) struct ServeArgs {
     /// Listen on this port of this machine: the same as --listen ws://127.0.0.1:N
     #[arg(short = 'p', long, value_name = "N")]
     port: Option<u16>,
-    /// Authentication of ws and wss clients: by token, or none for everyone who can reach the socket [default: token; with
-    /// --client-ca only a certificate]
+    /// How ws and wss clients authenticate [default: token; on wss with --client-ca, a certificate instead of a token]
     #[arg(long, value_enum)]
     auth: Option<AuthArg>,
     /// Certificate chain for wss, in PEM; reloaded when it changes
@@ -191,13 +205,14 @@ pub(crate) struct ServeArgs {
     /// Require client certificates of these authorities on wss; clients are identified by the certificate's subjectAltName
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) client_ca: Option<PathBuf>,
-    /// Read the token from FILE, which must be readable only by its owner [default: $EXEC_SERVER_TOKEN, else the token of the
-    /// state directory]
+    /// Read the owner's token from FILE, which must be readable only by its owner [default: $EXEC_SERVER_TOKEN, then the
+    /// systemd credential exec-server-token, then the file `token` in the state directory]
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) guard: AccessArgs,
-    /// Directory for sessions and token [default: one per fixed address; a temporary one for port 0 and stdio]
+    pub(crate) access: AccessArgs,
+    /// Directory for sessions and the token [default: one per fixed address in ~/.local/state/exec-server; for port 0 and
+    /// stdio a private one, which is removed at exit]
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
     #[arg(long, value_name = "DUR", value_parser = values::ttl, help_heading = "Limits")]
@@ -214,14 +229,14 @@ pub(crate) struct ServeArgs {
     /// /etc/passwd and /etc/group, without NSS
     #[arg(long, value_name = "USER[:GROUP]")]
     pub(crate) run_as: Option<String>,
-    #[arg(long, value_name = "N", value_parser = values::pids)]
+    #[arg(long, value_name = "N", value_parser = values::pids, help_heading = "Limits")]
     pub(crate) max_pids: Bound,
-    #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = values::bytes, help_heading = "Limits")]
     pub(crate) max_memory: Bound,
     /// End all sessions and their processes when the server exits
     #[arg(long)]
     pub(crate) kill_on_exit: bool,
-    /// Shut down after this long without a connection or a running process
+    /// Shut down after this long with no connection and no running process
     #[arg(long, value_name = "DUR", value_parser = values::duration)]
     pub(crate) exit_when_idle: Option<Duration>,
     /// Log filter for standard error: a level, or target=level pairs
@@ -233,7 +248,7 @@ pub(crate) struct ServeArgs {
     /// Print all settings with their values and sources as JSON, then exit
     #[arg(long)]
     pub(crate) print_config: bool,
-    /// The output of `--print-config`
+    /// All flags with their values and sources, for `--print-config`
     #[arg(skip)]
     pub(crate) settings: serde_json::Map<String, serde_json::Value>,
     /// How long a private state directory, and the sessions in it whose clients asked for no time to live, stay after this server was
@@ -243,7 +258,7 @@ pub(crate) struct ServeArgs {
     /// Leave the session of the process that started this server
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
-    /// Last, because flags after it would stand under its heading.
+    /// Last, because flags after it would appear below its heading.
     #[command(flatten)]
     pub(crate) bounds: LimitArgs,
 }
@@ -271,7 +286,9 @@ pub(crate) struct DialStdioArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum AuthArg {
+    /// Clients need a token, on wss with --client-ca in addition to a certificate
     Token,
+    /// No token: everyone who can reach the socket is admitted, on wss with --client-ca everyone with a certificate
     None,
 }
 
@@ -318,14 +335,14 @@ impl ServeArgs {
     }
 }
 
-/// A command line that turns out to be wrong only because of the environment.
+/// An error in the command line that the grammar cannot detect, because it depends on files or on the environment.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct UsageError(pub(crate) String);
 
 /// Parses the command line; exits the program with help or a usage error.
 pub(crate) fn parse() -> Command {
-    try_parse(normalized(std::env::args_os(), are_pipes())).unwrap_or_else(|error| hints::name_command(error).exit())
+    try_parse(normalized(std::env::args_os(), are_pipes())).unwrap_or_else(|error| hints::suggest_command(error).exit())
 }
 
 fn try_parse(args: Vec<OsString>) -> Result<Command, clap::Error> {
@@ -338,8 +355,8 @@ fn try_parse(args: Vec<OsString>) -> Result<Command, clap::Error> {
     let mut command = Cli::from_arg_matches_mut(&mut matches)?.command;
     if let Command::Serve(serve) = &mut command {
         serve.settings = settings;
-        let local = |port| ListenUrl::Ws((std::net::Ipv4Addr::LOCALHOST, port).into());
-        serve.listen.extend(serve.port.map(local));
+        let loopback = |port| ListenUrl::Ws((std::net::Ipv4Addr::LOCALHOST, port).into());
+        serve.listen.extend(serve.port.map(loopback));
         serve.bounds.check().map_err(|text| grammar.error(ErrorKind::ValueValidation, text))?;
     }
     if let Command::Run(run) = &mut command {
@@ -357,7 +374,7 @@ pub(crate) fn grammar() -> clap::Command {
     Cli::command().mut_subcommand("serve", bounds::describe)
 }
 
-/// The connection flags of an incomplete command line, for its completion. Bash passes `=` as a separate word.
+/// The connection flags of an incomplete command line, for its completion. Bash passes the `=` of `--flag=value` as a word of its own.
 pub(crate) fn connection(words: &[OsString]) -> Option<ConnectArgs> {
     let mut line: Vec<OsString> = vec!["exec-server".into(), "ps".into()];
     let mut words = words.iter().filter(|word| *word != "=");
@@ -382,11 +399,11 @@ pub(crate) fn connection(words: &[OsString]) -> Option<ConnectArgs> {
 /// Resources that a command needs at startup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StartupRole {
-    /// It is a server with its own holders.
+    /// It is a server, and forks a spawner for its holders.
     Serves,
     /// It may embed a server.
     Runs,
-    /// It has no holders.
+    /// It never has holders.
     Neither,
 }
 
@@ -398,6 +415,7 @@ pub(crate) fn startup_role() -> StartupRole {
     match first.as_encoded_bytes() {
         b"run" | b"mcp" => StartupRole::Runs,
         b"serve" | b"exec-server" => StartupRole::Serves,
+        // A leading flag means `serve`; see `normalized`.
         word if word.starts_with(b"--") => StartupRole::Serves,
         _ => StartupRole::Neither,
     }
@@ -409,7 +427,8 @@ pub(crate) fn is_detached() -> bool {
     std::env::args_os().nth(2).is_some_and(|arg| arg == DETACHED)
 }
 
-/// Whether stdin and stdout are both pipes or sockets, as for a program that starts us. A terminal, a file and `/dev/null` are not.
+/// Whether stdin and stdout are both pipes or sockets, as when another program starts this one. A terminal, a file and `/dev/null` are
+/// neither.
 fn are_pipes() -> bool {
     let is_pipe = |fd: BorrowedFd<'_>| {
         let kind = rustix::fs::fstat(fd).map(|stat| FileType::from_raw_mode(stat.st_mode));
@@ -473,15 +492,16 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn requests_are_at_least_one_and_at_most_the_maximum() {
-        let of = |n: &str| match parse(&format!("exec-server serve --concurrent-requests {n}")) {
+    fn concurrent_requests_are_at_least_one_and_capped_at_the_maximum() {
+        let parsed = |n: &str| match parse(&format!("exec-server serve --concurrent-requests {n}")) {
             Ok(Command::Serve(serve)) => Some(serve.concurrent_requests),
-            Ok(_) => None,
-            Err(_) => None,
+            Ok(_) | Err(_) => None,
         };
-        assert_eq!((of("1"), of("7"), of("99999999999999999999999")), (Some(1), Some(7), Some(CONCURRENT_MAX)));
+        assert_eq!(parsed("1"), Some(1));
+        assert_eq!(parsed("7"), Some(7));
+        assert_eq!(parsed("99999999999999999999999"), Some(CONCURRENT_MAX));
         for bad in ["0", "-1", "x", "1.5", ""] {
-            assert_eq!(of(bad), None, "{bad}");
+            assert_eq!(parsed(bad), None, "{bad}");
         }
     }
 
@@ -496,7 +516,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_would_be_too_much_is_not_removed() {
+    fn rm_refuses_the_root_an_empty_path_and_paths_that_end_in_dots() {
         for bad in [".", "..", "a/.", "a/..", "./", "a/../", "/", "//", "/.", "/..", "a//.//"] {
             assert!(parse(&format!("exec-server fs rm -r x {bad}")).is_err(), "{bad}");
         }
@@ -507,7 +527,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_signal_is_given_as_kill_takes_it_everywhere() {
+    fn kill_accepts_a_signal_in_every_form_of_the_shell_command() {
         for (line, signal, ids) in [
             ("kill -9 a", Some("SIGKILL"), &["a"][..]),
             ("kill -KILL a b", Some("KILL"), &["a", "b"]),
@@ -528,7 +548,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn everything_after_the_program_is_its_own() {
+    fn arguments_after_the_program_belong_to_the_program() {
         let Ok(Command::Run(run)) = parse("exec-server run -t --env A=b=c -- prog -t --cwd x") else { panic!() };
         assert_eq!(run.argv, ["prog", "-t", "--cwd", "x"]);
         assert_eq!((run.tty, run.env), (true, vec![("A".to_owned(), "b=c".to_owned())]));

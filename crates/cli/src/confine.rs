@@ -17,8 +17,8 @@ use crate::args;
 /// Default limit of processes and threads per command: far above what programs use, far below what a host can run.
 pub(crate) const PIDS_MAX: u64 = 4096;
 
-/// Variables of the server's user that would be wrong for another user.
-const OF_THE_USER: [&str; 3] = ["XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "MAIL"];
+/// Variables of the server's user that would be wrong for the user of `--run-as`.
+const USER_SPECIFIC: [&str; 3] = ["XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "MAIL"];
 
 /// A user of the host, looked up in `/etc/passwd` and `/etc/group`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,13 +47,15 @@ pub(crate) fn settings(
     tracing::debug!(?enforced, "control groups");
     let pids_max = args.max_pids.0;
     let memory_max = args.max_memory.0;
+    // RLIMIT_NPROC counts all processes of the user, so only a number that the user chose is worth this side effect.
+    let chosen_pids = pids_max.filter(|pids| *pids != PIDS_MAX);
     SpawnedHoldersConfig {
-        limits: HolderLimits { pids_max, memory_max, ..args.bounds.holder() },
+        limits: HolderLimits { pids_max, memory_max, ..args.bounds.holder_limits() },
         original_nofile,
         cgroups,
         confine: ChildRestrictions {
             user: run_as.map(|run_as| run_as.user.clone()),
-            rlimits: fallback_rlimits(enforced, pids_max.filter(|pids| *pids != PIDS_MAX), memory_max, run_as),
+            rlimits: fallback_rlimits(enforced, chosen_pids, memory_max, run_as),
             ..ChildRestrictions::default()
         },
         // Start the running binary even if its file was replaced: spawner and server must be the same build.
@@ -72,9 +74,9 @@ fn fallback_rlimits(
     let mut limits = Vec::new();
     if let Some(pids) = pids.filter(|_| !enforced.pids) {
         let is_root = run_as.map_or_else(|| rustix::process::geteuid().as_raw(), |run_as| run_as.user.uid) == 0;
-        let binds = if is_root { "; it does not bind root, so nothing is enforced" } else { "" };
+        let root_note = if is_root { "; it does not bind root, so nothing is enforced" } else { "" };
         tracing::warn!(
-            "no control group for `--max-pids`: RLIMIT_NPROC counts all processes of the user instead{binds}"
+            "no control group for `--max-pids`: RLIMIT_NPROC counts all processes of the user instead{root_note}"
         );
         limits.push((Resource::Nproc as u32, pids));
     }
@@ -96,6 +98,7 @@ impl RunAs {
     }
 
     fn parse(text: &str, passwd: &str, group: &str) -> anyhow::Result<Self> {
+        // passwd(5): name, password, uid, gid, comment, home, shell. group(5): name, password, gid, members.
         let (user, named_group) = text.split_once(':').map_or((text, None), |(user, group)| (user, Some(group)));
         let fields = |line: &str| -> Vec<String> { line.split(':').map(str::to_owned).collect() };
         let known = passwd.lines().map(fields).find(|line| line.len() >= 7 && (line[0] == user || line[2] == user));
@@ -127,7 +130,7 @@ impl RunAs {
     pub(crate) fn file_user(&self) -> anyhow::Result<Arc<FileUser>> {
         let ChildUser { uid, gid, groups } = self.user.clone();
         let user = Arc::new(FileUser::new(uid, gid, groups).context("read our own groups")?);
-        // Try it now: on a host that forbids changing the user, every file request would fail later.
+        // Try it now: on a host that forbids changing the user, every file request would fail later. The guard changes back.
         drop(user.enter().context("use files as the user of `--run-as`")?);
         Ok(user)
     }
@@ -142,7 +145,7 @@ impl RunAs {
             .map(|(name, value)| (name.into(), value.into()))
             .collect();
         let is_kept =
-            |name: &OsString| !own.iter().any(|(known, _)| known == name) && !OF_THE_USER.iter().any(|of| name == of);
+            |name: &OsString| !own.iter().any(|(known, _)| known == name) && !USER_SPECIFIC.iter().any(|of| name == of);
         let mut all: Vec<(OsString, OsString)> = server.into_iter().filter(|(name, _)| is_kept(name)).collect();
         all.extend(own);
         all

@@ -84,18 +84,22 @@ impl Server {
         let token = token.map(read_token).transpose()?;
         let find = |named: &Option<args::ServerName<'_>>| {
             let Some(named) = named else { return Ok(None) };
-            let host = named.by.filter(|_| named.may_be_host).and_then(host_of_ssh);
-            Self::find_as(args, host.as_deref().or(named.by), token.clone().filter(|_| named.may_have_token))
+            let ssh_url = named.name.filter(|_| named.may_be_host).and_then(ssh_url);
+            Self::find_as(args, ssh_url.as_deref().or(named.name), token.clone().filter(|_| named.may_have_token))
         };
         named.iter().map(find).collect()
     }
 
-    fn find_as(args: &args::ConnectArgs, asked: Option<&str>, token: Option<Token>) -> anyhow::Result<Option<Self>> {
-        let asked = match asked {
-            Some(asked) => Some(asked.to_owned()),
+    fn find_as(
+        args: &args::ConnectArgs,
+        name_or_url: Option<&str>,
+        token: Option<Token>,
+    ) -> anyhow::Result<Option<Self>> {
+        let requested = match name_or_url {
+            Some(name_or_url) => Some(name_or_url.to_owned()),
             None => environment::value_of_variables(|name| env::var_os(name))?,
         };
-        let mut spec = match choose(asked.as_deref())? {
+        let mut spec = match choose(requested.as_deref())? {
             Choice::Local => return Ok(None),
             Choice::None => {
                 bail!("no server: `none` was requested; pass `--connect URL`, or `--connect local` for this machine")
@@ -159,11 +163,11 @@ impl Server {
                 ServerLocation::Remote(spec, token) => spec.connect(builder, token.clone()).await,
             }
         };
-        self.announcing(opening).await
+        self.announce_if_slow(opening).await
     }
 
     /// Prints a notice on a terminal if connecting takes long.
-    async fn announcing<T>(&self, opening: impl Future<Output = T>) -> T {
+    async fn announce_if_slow<T>(&self, opening: impl Future<Output = T>) -> T {
         tokio::pin!(opening);
         if let Ok(opened) = time::timeout(ANNOUNCE_AFTER, &mut opening).await {
             return opened;
@@ -203,7 +207,7 @@ pub(crate) struct ListingSession {
     pub(crate) all: Vec<ProcessInfo>,
     /// Sessions that were missing from the first listing because their holders did not answer.
     pub(crate) adopting: Vec<AdoptingSession>,
-    /// The task that reports the state of the link. A command that does this itself aborts it.
+    /// The task that reports the state of the link. A command that reports the state itself aborts this task.
     pub(crate) notices: JoinSet<()>,
 }
 
@@ -244,7 +248,7 @@ impl ListingSession {
         self.client.iter().flat_map(|client| self.all.iter().map(move |info| (client, info)))
     }
 
-    /// Connects if the session has no server yet and one runs now.
+    /// Connects if there is no client yet and the server has something to show now.
     pub(crate) async fn connect(&mut self) -> anyhow::Result<()> {
         if self.client.is_none() && self.server.may_have_processes()? {
             self.client = Some(self.server.open(|builder| builder.ttl(Ttl::Ms(SHORT_SESSION_TTL_MS))).await?);
@@ -278,7 +282,7 @@ pub(crate) async fn end(client: &Client) -> bool {
 }
 
 /// The URL for an ssh host, if the name is not in `environments.toml`. A broken file is reported later, when the name is used.
-fn host_of_ssh(name: &str) -> Option<String> {
+fn ssh_url(name: &str) -> Option<String> {
     let is_unknown = matches!(environment::choose(Some(name)), Err(EnvironmentError::Unknown { .. }));
     (is_unknown && !name.contains(':')).then(|| format!("ssh://{name}"))
 }
@@ -299,7 +303,7 @@ fn start_log(args: &args::ConnectArgs) -> anyhow::Result<()> {
     args.log.as_deref().map_or(Ok(()), |filter| log::init(filter, args::LogFormat::Text))
 }
 
-fn read_token(waiting: env_token::StoredToken) -> anyhow::Result<Token> {
-    let value = waiting.read().context("read the stored token")?;
+fn read_token(stored: env_token::StoredToken) -> anyhow::Result<Token> {
+    let value = stored.read().context("read the stored token")?;
     Token::new(value.as_slice()).with_context(|| format!("use `{}`", env_token::NAME))
 }

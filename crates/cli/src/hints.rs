@@ -1,10 +1,10 @@
-//! Suggestions for errors that are caused by habits from other programs.
+//! Suggestions for command lines that would be right for another program, such as docker or ssh.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::ids;
 
-/// Our commands, and the subcommands of other programs with that purpose.
+/// Our commands, and what other programs call them.
 const COMMANDS: [(&str, &[&str]); 7] = [
     ("ps", &["ls", "list", "jobs", "top", "status"]),
     ("run", &["exec", "start", "shell"]),
@@ -16,7 +16,7 @@ const COMMANDS: [(&str, &[&str]); 7] = [
 ];
 
 /// If the unknown subcommand is one of another program, suggests ours.
-pub(crate) fn name_command(mut error: clap::Error) -> clap::Error {
+pub(crate) fn suggest_command(mut error: clap::Error) -> clap::Error {
     if error.kind() == ErrorKind::InvalidSubcommand
         && let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
         && let Some((meant, _)) = COMMANDS.iter().find(|(_, others)| others.contains(&word.as_str()))
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_becomes_the_url_that_leads_there() {
+    fn a_host_name_becomes_an_ssh_url_and_an_address_with_a_port_a_ws_url() {
         for (asked, url) in [
             ("build-host", Some("ssh://build-host")),
             ("me@build-host", Some("ssh://me@build-host")),
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn one_argument_with_a_shells_characters_is_a_command_of_a_shell() {
+    fn a_single_argument_with_shell_characters_becomes_a_shell_command() {
         let argv = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         let meant = shell_command(&argv(&["echo hi; ls"]));
         assert_eq!(meant.as_deref(), Some("exec-server run -- sh -c 'echo hi; ls'"));

@@ -22,7 +22,7 @@ pub(crate) struct Limit {
     /// The range that the flag accepts; `None` if the flag has a parser with its own rules.
     pub(crate) range: Option<(LimitValue, LimitValue)>,
     /// The behaviour when the limit is reached.
-    pub(crate) at: &'static str,
+    pub(crate) when_reached: &'static str,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,37 +38,37 @@ use LimitValue::{Bytes, Count, Time, Unbounded};
 /// A table of limits: name, default, flag and range => the behaviour when the limit is reached. A flag without a range has a parser with
 /// its own rules.
 macro_rules! limits {
-    ($($name:literal: $default:expr $(, $flag:literal $(, $range:expr)?)? => $at:literal;)*) => {
-        vec![$(fixed($name, $default, $at)$(.set_by($flag)$(.within($range))?)?),*]
+    ($($name:literal: $default:expr $(, $flag:literal $(, $range:expr)?)? => $when_reached:literal;)*) => {
+        vec![$(fixed($name, $default, $when_reached)$(.set_by($flag)$(.within($range))?)?),*]
     };
 }
 
 /// All limits, those of processes first.
 pub(crate) fn all() -> Vec<Limit> {
     let core = Config::default();
-    let held = holder::HolderLimits::default();
+    let holder = holder::HolderLimits::default();
     limits! {
         // Processes
         "output of a process in memory": Bytes(core.memory_cap_bytes),
             "memory-per-process", (Bytes(Config::LEAST_CAP_BYTES), Bytes(64 << 30)) =>
-            "attached: the process blocks; detached: output goes to disk. For a client without `ack`: a quarter of it, and 16MiB";
-        "output of a process on disk": Bytes(held.disk_quota_bytes),
+            "attached: the process blocks; detached: output goes to disk. A client without `ack` gets 16MiB plus a quarter of this value";
+        "output of a process on disk": Bytes(holder.disk_quota_bytes),
             "disk-per-process", (Bytes(0), Bytes(1 << 50)) =>
             "the process blocks, or with `dropOldest` its oldest output is dropped and reported as a gap";
-        "free space left on the disk": Bytes(held.free_floor_bytes),
+        "free space left on the disk": Bytes(holder.free_floor_bytes),
             "disk-floor", (Bytes(0), Bytes(1 << 50)) =>
-            "as above, retried every second. The default is 5% of the disk if that is less";
+            "output stays in memory, so the process blocks, or with `dropOldest` loses its oldest output; retried every second. The default is at most 5% of the disk";
         "name of a process": Bytes(wire::PROCESS_ID_BYTES as u64) => "`invalidParams`";
         "program and arguments kept of a process": Bytes(wire::KEPT_ARGV_BYTES as u64) =>
-            "the process gets all of them; `process/list` has the beginning and says how long they are. The kernel limits one argument and all together: `invalidParams`";
+            "the process gets all of them; `process/list` has the beginning and the full length. A start beyond the limits of the kernel is `invalidParams`";
         "processes in one answer": Bytes(wire::LIST_BYTES as u64) =>
-            "`process/list` goes on with `nextCursor`; `ps` does that by itself";
+            "`process/list` continues with `nextCursor`; `ps` requests all parts";
         "closed processes kept in a session": Count(core.closed_processes as u64),
             "closed-processes", (Count(1), Count(CLOSED_MAX)) =>
             "the oldest one whose output was taken is forgotten; the others are kept";
         "time a closed process is kept": Time(core.closed_kept),
             "closed-for", (Time(Duration::from_secs(1)), Time(YEAR)) =>
-            "it is forgotten; time without its client does not count";
+            "it is forgotten; time while its session is detached does not count";
         "running processes of a session": Count(core.processes_max as u64),
             "max-processes", (Count(1), Count(RUNNING_MAX)) =>
             "`resourcesExhausted`";
@@ -83,20 +83,20 @@ pub(crate) fn all() -> Vec<Limit> {
             "max-sessions", (Count(1), Count(1 << 20)) =>
             "`resourcesExhausted`; existing sessions can be resumed";
         "time of a session without a connection": Time(wire::SESSION_TTL_MAX), "session-ttl" =>
-            "it ends, with its processes. A client gets 10m, a client with `ack` 24h, or what it requests; never more than this";
+            "it ends, with its processes. A client can request less; without a request the time is 24h, or 10m for a client that announced no capability";
         "silence of the old connection before a session is handed over": Time(core.takeover_after),
             "takeover-after", (Time(Duration::from_millis(100)), Time(Duration::from_secs(600))) =>
-            "the session goes to the next client that resumes it without `takeover`";
+            "a resume without `takeover` then succeeds";
 
         // Connections
         "silence before a peer is pinged": Time(core.ping_every),
             "ping-every", (Time(Duration::from_millis(30)), Time(Duration::from_secs(3600))) =>
-            "a ping";
+            "the server sends a ping";
         "silence before a peer is dead": Time(core.dead_after),
             "dead-after", (Time(Duration::from_millis(100)), Time(Duration::from_secs(4 * 3600))) =>
-            "the connection is dropped and its session waits";
+            "the connection is dropped, and its session is detached";
         "starts of a connection that run at once": Count(wire::STARTS_RUNNING as u64), "concurrent-requests" =>
-            "others wait; control requests (terminate, signal, end) never do";
+            "further starts wait; control requests (terminate, signal, end) never do. A value above 1024 means 1024";
         "starts of a connection that wait": Count(wire::STARTS_WAITING as u64) => "`overloaded`";
         "bytes of requests that wait": Bytes(wire::REQUESTS_WAITING_BYTES as u64) => "`overloaded`";
         "requests of a connection that are not answered": Count(wire::REQUESTS_UNANSWERED as u64) =>
@@ -106,7 +106,7 @@ pub(crate) fn all() -> Vec<Limit> {
             "the server stops reading from the peer; also at 8192 answers";
         "bytes of incoming messages, of all connections": Bytes(core.incoming_bytes as u64),
             "incoming-memory", (Bytes(256 << 20), Bytes(1 << 40)) =>
-            "the connection that holds most is closed with 1013 and may come back; requests that would have to wait are `overloaded`";
+            "the connection that holds the most bytes is closed with code 1013, and its client may reconnect; requests that would have to wait are `overloaded`";
         "output ahead of the last acknowledgement": Bytes(core.ack_window_bytes),
             "ack-window", (Bytes(64 << 10), Bytes(1 << 30)) =>
             "the server sends no more output of the process until the client acknowledges; at most `--memory-per-process` less 2 MiB";
@@ -127,7 +127,7 @@ pub(crate) fn all() -> Vec<Limit> {
         "files of a session that are open for reading, and as many drafts": Count(wire::OPEN_FILES as u64) =>
             "`tooManyHandles`";
         "entries of a directory in one answer, and of `fs/walk`": Count(wire::DIRECTORY_ENTRIES as u64) =>
-            "an error without `details`; with them pages of 16384 follow each other. A walk is truncated and marked so";
+            "a listing without `details` is an error, with `details` it has pages of 16384; a walk is truncated and marked so";
         "paths of one `fs/glob`, and so of `fs tree`": Count(wire::DIRECTORY_ENTRIES as u64) =>
             "it is truncated and marked so, also at 4MiB of them; the default is 1000";
         "levels of `fs/walk`": Count(wire::WALK_DEPTH) => "it is truncated and marked so";
@@ -153,9 +153,9 @@ pub(crate) fn all() -> Vec<Limit> {
         "levels of a search": Count(wire::SCAN_DEPTH_MAX) => "it is truncated and marked so; the default is 64";
         "time of a search": Time(wire::SCAN_TIME_MAX) => "it is truncated and marked so; the default is 1m";
         "directories of a watch": Count(wire::WATCHED_DIRECTORIES_MAX) =>
-            "changes in the others are not reported, but their number is; the default is 8192";
+            "further directories are not watched, and the watch reports their number; the default is 8192";
         "changes in one answer of a watch": Count(wire::WATCH_CHANGES) =>
-            "the rest is for the next one; at 16384 that wait, `overflow`";
+            "the rest is for the next one; at 16384 waiting changes, `overflow`";
 
         // HTTP requests
         "HTTP requests of a connection that are under way": Count(wire::HTTP_REQUESTS as u64) =>
@@ -179,11 +179,11 @@ pub(crate) fn all() -> Vec<Limit> {
 
         // Admission
         "descriptors that new work leaves free": Count(64) =>
-            "a start is `resourcesExhausted`, at half of it a new connection is closed; a quarter of a limit below 256";
+            "a start is `resourcesExhausted`; at half of this number a new connection is closed. If the process may open fewer than 256, a quarter of that";
         "a request head": Bytes(8 << 10) => "431";
         "time for TLS, head and answer": Time(Duration::from_secs(10)) => "the connection is closed";
         "connections that have not proven who they are": Count(64) =>
-            "a new connection replaces the oldest one of the address that has most";
+            "a new connection replaces the oldest one of the address that has the most";
         "failures of an address in a row of minutes": Count(100) =>
             "429 after 50ms to 5s, in 8 slots; a correct token is still accepted at once";
     }
@@ -195,8 +195,8 @@ const YEAR: Duration = Duration::from_secs(366 * 24 * 3600);
 const CLOSED_MAX: u64 = 2048;
 const RUNNING_MAX: u64 = 2048;
 
-const fn fixed(name: &'static str, default: LimitValue, at: &'static str) -> Limit {
-    Limit { name, flag: None, default, range: None, at }
+const fn fixed(name: &'static str, default: LimitValue, when_reached: &'static str) -> Limit {
+    Limit { name, flag: None, default, range: None, when_reached }
 }
 
 impl Limit {
@@ -210,11 +210,11 @@ impl Limit {
 
     /// The help text of the flag.
     pub(crate) fn help(&self) -> String {
-        let name = capital(self.name);
-        let at = self.at;
+        let name = capitalized(self.name);
+        let when_reached = self.when_reached;
         match self.range {
-            Some((least, most)) => format!("{name}, {least} to {most}. At the limit: {at}"),
-            None => format!("{name}. At the limit: {at}"),
+            Some((least, most)) => format!("{name}, {least} to {most}. At the limit: {when_reached}"),
+            None => format!("{name}. At the limit: {when_reached}"),
         }
     }
 }
@@ -239,7 +239,7 @@ impl fmt::Display for LimitValue {
     }
 }
 
-fn capital(text: &str) -> String {
+fn capitalized(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
 }

@@ -29,7 +29,7 @@ fn describe(arg: &Arg, matches: &ArgMatches) -> Value {
     let mut described = json!({"value": value, "origin": if is_given { "flag" } else { "default" }});
     if let Some(limit) = limits::all().into_iter().find(|limit| limit.flag == arg.get_long()) {
         described["limits"] = json!(limit.name);
-        described["at"] = json!(limit.at);
+        described["at"] = json!(limit.when_reached);
     }
     described
 }
@@ -39,7 +39,7 @@ pub(crate) fn run(settings: &Map<String, Value>) -> anyhow::Result<ExitCode> {
     let fixed: Map<String, Value> = limits::all()
         .into_iter()
         .filter(|limit| limit.flag.is_none())
-        .map(|limit| (limit.name.to_owned(), json!({"value": limit.default.to_string(), "at": limit.at})))
+        .map(|limit| (limit.name.to_owned(), json!({"value": limit.default.to_string(), "at": limit.when_reached})))
         .collect();
     let config = json!({"version": env!("CARGO_PKG_VERSION"), "settings": settings, "fixed": fixed});
     let text = serde_json::to_string_pretty(&config).context("write the settings")?;

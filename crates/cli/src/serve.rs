@@ -44,7 +44,8 @@ pub(crate) fn run(
     token: Option<env_token::StoredToken>,
     spawner: Option<SpawnerHandle>,
 ) -> anyhow::Result<ExitCode> {
-    let spawner = spawner.context("`serve` is the first word of the command line")?;
+    // The spawner was forked before the arguments were parsed; see `args::startup_role`.
+    let spawner = spawner.context("`serve` must be the first word of the command line")?;
     log::init(&args.log, args.log_format)?;
     if let Some(lack) = kernel::check()? {
         tracing::warn!("{lack}");
@@ -74,14 +75,14 @@ fn serve_from(
     spawner: SpawnerHandle,
 ) -> anyhow::Result<()> {
     let token = find_token(args, token, state)?;
-    let audit = match &args.guard.audit {
+    let audit = match &args.access.audit {
         Some(file) => {
             let anchors = state_location::of_anchors(location);
             if let Err(error) = &anchors {
                 tracing::warn!("the audit log has no anchor, so a truncated end cannot be detected: {error:#}");
             }
             let anchor = anchors.ok().map(|dir| Anchor::path_in(&dir, file));
-            Audit::open(file, args.guard.audit_mode(), anchor.as_deref())?
+            Audit::open(file, args.access.audit_mode(), anchor.as_deref())?
         }
         None => Audit::default(),
     };
@@ -105,7 +106,7 @@ fn serve_from(
     ended
 }
 
-/// What a server is made of.
+/// The parts of a server, ready to be assembled.
 struct ServerParts<'a> {
     args: &'a args::ServeArgs,
     location: &'a StateLocation,
@@ -118,7 +119,7 @@ struct ServerParts<'a> {
 
 async fn serve(parts: ServerParts<'_>) -> anyhow::Result<()> {
     let ServerParts { args, location, token, tls, holders, run_as, audit } = parts;
-    // Register the handlers before anything is visible from outside, so that an early signal drains too.
+    // Register the handlers before anything is visible from outside, so that an early signal also causes an orderly shutdown.
     let mut signals = SignalStream::for_ending()?;
     let access = Arc::new(open_access(args, location, token.as_ref())?);
     let config = Config { orphan_ttl: orphan_ttl(args, location), ..core_config(args, run_as, audit.clone())? };
@@ -177,8 +178,8 @@ fn open_access(args: &args::ServeArgs, location: &StateLocation, token: Option<&
     if args.terms().auth == Some(RequiredAuth::None) {
         return Ok(Access::open());
     }
-    let file = args.guard.tokens.clone().unwrap_or_else(|| location.path.join(TOKENS));
-    if args.guard.tokens.is_some() && !file.exists() {
+    let file = args.access.tokens.clone().unwrap_or_else(|| location.path.join(TOKENS));
+    if args.access.tokens.is_some() && !file.exists() {
         message!("warning: `{}` does not exist yet; `exec-server token create` creates it", file.display());
         // Create an empty table, which means the same as a missing one. A sandbox can hide an existing file, but a sandboxed process could
         // create a missing one. If this fails, such a process cannot create it either, or the directory is missing too.
@@ -232,9 +233,10 @@ fn secrets(args: &args::ServeArgs) -> Vec<PathBuf> {
         ListenUrl::Unix(path) => Some(path.clone()),
         _ => None,
     };
-    let files = [&args.token_file, &args.tls_key, &args.guard.tokens, &args.guard.audit].into_iter().flatten().cloned();
+    let files =
+        [&args.token_file, &args.tls_key, &args.access.tokens, &args.access.audit].into_iter().flatten().cloned();
     let credentials = env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
-    let anchors = args.guard.audit.as_ref().and_then(|_| state_location::anchors_of_user().ok());
+    let anchors = args.access.audit.as_ref().and_then(|_| state_location::anchors_of_user().ok());
     absolute(files.chain(anchors).chain(args.listen.iter().filter_map(socket)).chain(credentials))
 }
 
@@ -264,12 +266,13 @@ fn startup_notes(
     }
     let state = format!("state: {}", location.path.display());
     let Some(url) = socket else { return vec![state] };
-    let kept = location.path.join("token");
-    let is_kept = |token: &Token| std::fs::read_to_string(&kept).is_ok_and(|text| text.trim() == token.reveal());
+    let token_file = location.path.join("token");
+    let is_in_file =
+        |token: &Token| std::fs::read_to_string(&token_file).is_ok_and(|text| text.trim() == token.reveal());
     let token = match (token.filter(|_| args.terms().asks_for_token(url)), &args.token_file) {
         (None, _) => String::new(),
         (Some(_), Some(file)) => format!(" --token-file {}", file.display()),
-        (Some(token), None) if is_kept(token) => format!(" --token-file {}", kept.display()),
+        (Some(token), None) if is_in_file(token) => format!(" --token-file {}", token_file.display()),
         (Some(_), None) => " --token-file FILE".to_owned(),
     };
     vec![state, format!("try: exec-server run --connect {url}{token} -- uname -sm")]
@@ -318,11 +321,11 @@ fn find_token(
     if let Some(file) = &args.token_file {
         return Ok(Some(Token::from_file(file)?));
     }
-    if let Some(number) = args.guard.token_fd {
+    if let Some(number) = args.access.token_fd {
         return Ok(Some(Token::from_descriptor(number).context("use `--token-fd`")?));
     }
-    if let Some(waiting) = from_env {
-        let value = waiting.read().context("read the stored token")?;
+    if let Some(stored) = from_env {
+        let value = stored.read().context("read the stored token")?;
         let token = Token::parse(&value).with_context(|| format!("use `{}`", env_token::NAME))?;
         return Ok(Some(token));
     }

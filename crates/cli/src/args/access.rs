@@ -8,10 +8,11 @@ use exec_server_server::{access::SandboxFloor, audit::AuditPolicy, listen::Liste
 use super::values;
 
 pub(super) const TOKEN_HELP: &str = "\
-A token is printed once and not stored; the file has only its digest. A running server applies a change within a second: \
-revoked and expired clients are disconnected, their processes keep running, and a new token with the same name finds them again.
+A token is printed once and not stored; the token file has only its digest. A running server applies a change within a second: it \
+disconnects clients whose token was revoked or has expired. Their processes keep running, and a new token with the same name finds \
+them again.
 
-An entry in the same file restricts or revokes a client certificate (see `serve --client-ca`):
+An entry in the token file can also restrict or revoke a client certificate (see `serve --client-ca`):
   [[certificates]]
   name = \"alice\"
   san = \"alice@example.org\"     (or sha256 = \"…\", the fingerprint)
@@ -20,42 +21,46 @@ An entry in the same file restricts or revokes a client certificate (see `serve 
 Exit codes: 0 success; 1 the entry does not exist, or exists already; 2 invalid command line; 255 the file cannot be used
 
 Examples:
-  exec-server token create ci --listen ws://127.0.0.1:4000 --scope exec --scope stdin --expires 30d --out ci.token
+  exec-server token create ci --listen ws://127.0.0.1:4000 \\
+      --scope exec --scope stdin --expires 30d --out ci.token
   exec-server token list
   exec-server token revoke ci";
 
 pub(super) const AUDIT_HELP: &str = "\
 Each line of an audit log has the hash of the previous one. Give the parts of a rotated log in order, the oldest first. \
-The anchor, a file in the server's state directory, records where the log began and how far it was written. With the anchor, a truncated end and \
-a replaced log are detected; without it they are not, and the output says so. The anchor is searched in --state-dir; by default in the state \
-directories of this user and at the path that the log names, which a forger could change.
+The anchor, a file in the server's state directory, records where the log began and how far it was written. Only with the anchor can \
+`verify` detect a truncated end or a replaced log; without it, the output says what was not checked. `verify` looks for the anchor in \
+--state-dir. Without this flag it looks in the state directories of this user, and then at the path that the log itself names, which a \
+forger could change.
 
 Exit codes: 0 the log is intact; 1 it is not, and the line is named; 2 invalid command line; 255 a file cannot be read
 
 Examples:
   exec-server audit verify /var/log/exec-server/audit.log
-  exec-server audit verify audit.log.1 audit.log --state-dir /var/lib/exec-server
+  exec-server audit verify audit.log.1 audit.log --state-dir /srv/exec
   exec-server audit verify audit.log.1 audit.log --has 5feceb66ffc86f38…";
 
-/// Flags of `serve` about access and its record.
+/// Flags of `serve` for access control and the audit log.
 #[derive(Debug, Args)]
 pub(crate) struct AccessArgs {
-    /// File with named tokens and certificates and their permissions; see `exec-server token` [default: tokens.toml in the state directory]
+    /// File with the named tokens and certificates, and their permissions; see `exec-server token` [default: tokens.toml in
+    /// the state directory]
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: Option<PathBuf>,
     /// Read the owner's token from this fd, up to EOF
     #[arg(long, value_name = "N", conflicts_with = "token_file")]
     pub(crate) token_fd: Option<u32>,
-    /// Append connections, starts and exits to FILE, each line with the hash of the previous one
+    /// Append a line to FILE for each connection, session, start, signal, exit, HTTP request and refusal; each line has the
+    /// hash of the previous one
     #[arg(long, value_name = "FILE")]
     pub(crate) audit: Option<PathBuf>,
-    /// While the audit log cannot be written: continue and count lost records, or refuse starts and requests
+    /// While the audit log cannot be written: continue and count lost records, or refuse starts and HTTP requests
     #[arg(long, value_enum, value_name = "MODE", default_value_t = AuditMode::BestEffort, requires = "audit")]
     audit_mode: AuditMode,
 }
 
 impl AccessArgs {
-    /// Reaction to an audit log that cannot be written.
+    /// What the server does while the audit log cannot be written.
     pub(crate) fn audit_mode(&self) -> AuditPolicy {
         match self.audit_mode {
             AuditMode::BestEffort => AuditPolicy::BestEffort,
@@ -96,18 +101,18 @@ pub(crate) enum TokenCommand {
 /// Flags of `token create`.
 #[derive(Debug, Args)]
 pub(crate) struct TokenCreateArgs {
-    /// Name by which the server identifies the bearer
+    /// Name under which the server knows the clients with this token
     pub(crate) name: String,
     /// Scopes: exec, stdin, signal, fs-read, fs-write, http, metrics; repeatable [default: all]
     #[arg(long, value_name = "SCOPE", value_parser = values::scope)]
     pub(crate) scope: Vec<String>,
-    /// Allow files and working directories only in DIR or below; repeatable. Does not confine running processes
+    /// Allow files and working directories only in DIR and below; repeatable. Does not confine running processes
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Vec<PathBuf>,
-    /// Allow setting only this variable, or LC_* for a prefix; repeatable [default: any]
+    /// Let clients set only this variable, or with `LC_*` every variable with this prefix; repeatable [default: any]
     #[arg(long, value_name = "NAME")]
     pub(crate) env: Vec<String>,
-    /// Refuse file access and starts without a sandbox: required, or offline for a sandbox without network
+    /// Require a sandbox for starts and file access. required: one that restricts files; offline: also one without network
     /// [default: no sandbox is needed]
     #[arg(long, value_name = "FLOOR", value_parser = values::floor)]
     pub(crate) sandbox: Option<SandboxFloor>,
@@ -134,7 +139,7 @@ pub(crate) struct TokenFileArgs {
     /// Server that was started with this --listen and without --state-dir
     #[arg(long, value_name = "URL")]
     pub(crate) listen: Option<ListenUrl>,
-    /// Server of this machine that clients reach at this URL
+    /// Server on this machine that clients reach at this URL
     #[arg(long, value_name = "URL")]
     pub(crate) connect: Option<String>,
 }
@@ -148,13 +153,13 @@ pub(crate) enum AuditCommand {
         /// Log file, or its parts, the oldest first
         #[arg(required = true)]
         files: Vec<PathBuf>,
-        /// Hash that the first line must continue: the last hash of the previous part
+        /// Hash that the first line must continue from: the last hash of the previous part
         #[arg(long, value_name = "HASH")]
         after: Option<String>,
         /// Hash of a line that must be in the log
         #[arg(long, value_name = "HASH")]
         has: Option<String>,
-        /// State directory of the server that writes the log, with the anchor
+        /// State directory of the server that writes the log; contains the anchor
         #[arg(long, value_name = "DIR", conflicts_with = "anchor")]
         state_dir: Option<PathBuf>,
         /// Anchor file, or a copy of it

@@ -82,12 +82,14 @@ impl LimitArgs {
     }
 
     /// The limits for holders.
-    pub(crate) fn holder(&self) -> holder::HolderLimits {
+    pub(crate) fn holder_limits(&self) -> holder::HolderLimits {
         let mut limits =
             holder::HolderLimits { disk_quota_bytes: self.disk_per_process, ..holder::HolderLimits::default() };
         if self.disk_floor != limits.free_floor_bytes {
-            // A floor given by the user is used exactly; the percentage applies only to the default.
-            (limits.free_floor_bytes, limits.free_floor_percent) = (self.disk_floor, 100);
+            // The smaller of the two floors applies, so 100 percent means exactly the given size. The default size keeps its percentage,
+            // even if the user passes it explicitly.
+            limits.free_floor_bytes = self.disk_floor;
+            limits.free_floor_percent = 100;
         }
         limits
     }

@@ -7,8 +7,8 @@ use clap::{Args, ValueEnum};
 use super::values;
 
 const RUN_HELP: &str = "\
-Without a server the program runs here, in this directory, with this environment. On a server it \
-runs in the server's directory, with the server's core variables (PATH, HOME, USER, SHELL, LANG \
+Without a server the program runs here, in this directory, with this environment; killing this command also ends the program. \
+On a server it runs in the server's directory, with the server's core variables (PATH, HOME, USER, SHELL, LANG \
 and similar).
 
 SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are forwarded. Ctrl-Z stops the program and this \
@@ -17,7 +17,7 @@ pressing Ctrl-] twice leaves the program running there. If stdin cannot be read 
 program is killed, because it would take partial input for complete input.
 
 Exit codes:
-  that of the program; 128+n if signal n ended it
+  the program's own exit code, or 128+n if signal n ended it
   124  ended by --timeout or --idle-timeout
   126  the program could not be executed
   127  the program was not found
@@ -32,15 +32,21 @@ Examples:
   exec-server run --login --connect ssh://build-host -- node --version
   exec-server run --sandbox --write . --no-network -- make
   exec-server run --detach --name nightly -- make -C /src all
-  exec-server run -d --rm -- ./cleanup.sh      forget the process when it has ended";
+  exec-server run -d --rm -- ./cleanup.sh   forget the process when it ends";
 
 const PS_HELP: &str = "\
 Running processes are listed first, the newest on top; --json uses the order of process/list, oldest first. \
-Ended processes are listed until they are forgotten (`exec-server prune`) or their session ends. \
-STATE is running, blocked (the log is full and not read), exited CODE, killed SIGNAL, \
-timed out, out of memory or lost; with `open` if a descendant still holds its streams.
+Ended processes are listed until they are forgotten (`exec-server prune`) or their session ends.
 
-Exit codes: 0 also for an empty list; 130 Ctrl-C with -w; 255 the connection failed
+STATE is `running`, `blocked memory`, `blocked quota` or `blocked disk` (the log is full there and no reader takes output), \
+`exited CODE`, `killed SIGNAL`, `timed out`, `out of memory` or `lost`. `, open` is added while a descendant of an ended process \
+still holds its streams.
+
+Exit codes:
+  0    success, also for an empty list
+  130  Ctrl-C ended -w (128+n for signal n)
+  141  standard output was closed (128+SIGPIPE)
+  255  the connection failed
 
 Examples:
   exec-server ps
@@ -49,31 +55,36 @@ Examples:
   exec-server ps --json --connect ssh://build-host | jq -r '.[].processId'";
 
 const LOGS_HELP: &str = "\
-The stdout and stderr of the program are written to ours. If output is no longer kept, a message on stderr \
-says so. For several processes whole lines are printed, each with the prefix `ID |`. With --json each line is an event: output with its number, \
-stream and base64 bytes, gap, exited, closed.
+Writes the program's stdout to stdout and its stderr to stderr. Where output is missing, a message on stderr \
+says so. The output of several processes is printed in whole lines, each with the prefix `ID |`. With --json each line is one event with \
+its number: `output` with stream and base64 bytes, `gap`, and with -f also `exited` and `closed`.
+
+With -f this command is a reader like any other: if its own output is not read, the process blocks once its log is full.
 
 Exit codes:
-  0    all kept output was printed
+  0    all output that the server still has was printed
   1    no such process
   141  standard output was closed (128+SIGPIPE)
-  255  the connection failed, also midway; without -f, also for a lost process
+  255  the connection failed, possibly after a part of the output;
+       without -f also: the process is lost
 
 Examples:
   exec-server logs nightly
   exec-server logs -n 20 -f nightly
-  exec-server logs -f web worker            two at once, each line with the name of its process
+  exec-server logs -f web worker            each line with its process id
   exec-server logs -f nightly | grep --line-buffered error";
 
 const ATTACH_HELP: &str = "\
-Press Ctrl-] twice to detach and leave the process running (and Enter, if it has no terminal). All other keys go to the process, \
-including Ctrl-C if it has a terminal; a signal to this command only detaches. The screen of a process with a \
-terminal is redrawn from its latest output. A process without one shows its output from now on; \
-Ctrl-D closes its stdin, the end of a file does not.
+Press Ctrl-] twice to detach and leave the process running. If the process has no terminal, press Enter as well. \
+All other keys go to the process, including Ctrl-C if the process has a terminal. A signal to this command only detaches.
+
+For a process with a terminal, the screen is redrawn from the latest output. For a process without one, output is shown from now on; \
+Ctrl-D closes its stdin, but the end of piped input does not.
 
 Exit codes:
-  that of the process, as in `exec-server run --help`
-  0    detached by keys; 128+n if signal n detached
+  the process's own exit code, as in `exec-server run --help`
+  0    detached by keys
+  128+n  detached by signal n
   1    no such process
   255  the connection failed
 
@@ -82,12 +93,13 @@ Examples:
   exec-server attach work";
 
 const KILL_HELP: &str = "\
-Without a signal the process and all its descendants are ended: SIGTERM, then SIGKILL after the grace period. \
-With -s, or as -9 or -KILL, the process group gets only that signal. A process that has already ended is left as it is.
+Without a signal, ends the process and all its descendants: SIGTERM, then SIGKILL after the grace period. \
+With -s SIG, -9 or -KILL, the process group gets only that signal. A process that has already ended is left as it is.
 
-Waits until the process has ended, except after a signal other than SIGKILL, which the program may handle or ignore.
+Then waits until the process has ended. After a signal other than SIGKILL it does not wait, because the program may handle or \
+ignore the signal.
 
-Exit codes: 0; 1 no such process; 255 the connection failed
+Exit codes: 0 success; 1 no such process; 255 the connection failed
 
 Examples:
   exec-server kill nightly
@@ -100,7 +112,8 @@ const WAIT_HELP: &str = "\
 Waits until the process has ended and its output is complete.
 
 Exit codes:
-  that of the last process, as in `exec-server run --help`; also 1 if there is no such process
+  that of the last ID on the command line, as in `exec-server run --help`
+  1    no such process
   255  the connection failed
 
 Examples:
@@ -108,18 +121,18 @@ Examples:
   exec-server wait --json nightly";
 
 const FORGET_HELP: &str = "\
-Exit codes: 0; 1 no such process, or it is still running; 255 the connection failed
+Exit codes: 0 success; 1 no such process, or it is still running; 255 the connection failed
 
 Examples:
   exec-server forget nightly
-  exec-server forget -f nightly      end it first: SIGTERM, and SIGKILL after 5 s
-  exec-server forget --ended         all ended processes; `exec-server prune` asks first and reports the size";
+  exec-server forget -f nightly   end it first: SIGTERM, and SIGKILL after 5 s
+  exec-server forget --ended      all ended processes; see also `prune`";
 
 const PRUNE_HELP: &str = "\
 Forgets every ended process of all your sessions, with its output. Prints the ids, and on stderr \
-the size of the deleted output. Asks first on a terminal.
+the size of the deleted output. On a terminal it asks first; elsewhere it deletes without asking.
 
-Exit codes: 0; 1 you answered no; 255 the connection failed
+Exit codes: 0 success; 1 you answered no; 255 the connection failed
 
 Examples:
   exec-server prune
@@ -130,16 +143,16 @@ Examples:
 #[command(next_help_heading = "Connection")]
 pub(crate) struct ConnectArgs {
     /// The server: ws://, wss://, unix://, ssh://user@host, stdio:COMMAND, or a name of environments.toml
-    /// [default: $EXEC_SERVER_URL, then $CODEX_EXEC_SERVER_URL, else this machine]
+    /// [default: $EXEC_SERVER_URL, then $CODEX_EXEC_SERVER_URL, then `default` of environments.toml, else this machine (`local`)]
     #[arg(long, value_name = "URL|NAME")]
     pub(crate) connect: Option<String>,
-    /// Read the token from FILE [default: the token in the URL, else $EXEC_SERVER_TOKEN]
+    /// Read the token from FILE [default: token_file of environments.toml, then the token in the URL, else $EXEC_SERVER_TOKEN]
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
     /// For wss://, trust the certificates in FILE instead of the system's
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_ca: Option<PathBuf>,
-    /// For wss://, client certificate
+    /// For wss://, authenticate with the client certificate in FILE
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
     /// Private key of --tls-cert
@@ -201,7 +214,7 @@ pub(crate) struct RunArgs {
     /// Print no notices, such as for a broken link; errors and missing output are still reported
     #[arg(short = 'q', long)]
     pub(crate) quiet: bool,
-    /// Log connection events on stderr; twice for more. --log selects in detail
+    /// Log connection events on stderr: -v at level info, -vv debug, -vvv trace. --log overrides this
     #[arg(short = 'v', long, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
     /// Use /dev/null as stdin of the program
@@ -217,7 +230,7 @@ pub(crate) struct RunArgs {
     /// Which other variables the program inherits [default: all here, core on a server]
     #[arg(long, value_enum, value_name = "WHICH")]
     pub(crate) env_inherit: Option<InheritArg>,
-    /// Add the variables that the user's login shell sets there
+    /// Add the variables that the user's login shell sets on the server
     #[arg(long)]
     pub(crate) login: bool,
     /// End the program after this long, such as 90s or 2h
@@ -226,19 +239,19 @@ pub(crate) struct RunArgs {
     /// End the program after this long without output
     #[arg(long, value_name = "DUR", value_parser = values::duration)]
     pub(crate) idle_timeout: Option<Duration>,
-    /// When the log is full and not read, drop the oldest output instead of blocking the program
+    /// When the log is full and no reader takes output, drop the oldest output instead of blocking the program
     /// [default with --detach]
     #[arg(long)]
     pub(crate) drop_oldest: bool,
-    /// When the log is full and not read, block the program instead of dropping output
-    /// [default without --detach]
+    /// When the log is full and no reader takes output, block the program instead of dropping output
+    /// [default without --detach, unless the server has --overflow drop-oldest]
     #[arg(long, conflicts_with = "drop_oldest")]
     pub(crate) keep_all: bool,
-    /// Start the program, print its id and leave it running; its stdin is /dev/null, or with -t the terminal that `attach`
-    /// shows
+    /// Start the program, print its id and leave it running; its stdin is /dev/null, or with -t a terminal that you can
+    /// `attach` to
     #[arg(short = 'd', long)]
     pub(crate) detach: bool,
-    /// Forget the process and its output when it has ended; followers still get the end
+    /// Forget the process and its output when it has ended; clients that follow it still get the rest of the output
     #[arg(long)]
     pub(crate) rm: bool,
     /// With --detach, print an object with processId, sessionId and pid
@@ -347,7 +360,7 @@ pub(crate) struct KillArgs {
 #[derive(Debug, Args)]
 #[command(after_help = WAIT_HELP)]
 pub(crate) struct WaitArgs {
-    /// Print one JSON object per process: how it ended
+    /// Print one JSON object per process: its ids, exitCode, signal, cause and usage
     #[arg(long)]
     pub(crate) json: bool,
     /// Processes: ids, unique prefixes, or SESSION/ID

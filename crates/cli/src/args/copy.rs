@@ -14,31 +14,33 @@ use clap::{
 use super::client::ConnectArgs;
 
 const CP_HELP: &str = "\
-A path with a leading `:` is on the server: `:/etc/hosts`. A relative one starts at the server's directory, \
-`:.`; `:~` is its home directory. `HOST:PATH` and `ssh://HOST/PATH` name \
+A path with a leading `:` is on the server, such as `:/etc/hosts`. After the colon, a relative path starts at the server's working \
+directory, so `:.` is that directory, and `:~` is the home directory there. `HOST:PATH` and `ssh://HOST/PATH` name \
 their server: HOST is a name of environments.toml, else an ssh host. At least one path must be on a server. \
 A local file with a colon in its name is `./a:b`.
 
-As with cp, if the target is a directory, the source is copied into it; several sources need a directory as target; `-r DIR/.` copies the contents of DIR. \
-Copied are bytes, permission bits, symlinks (as symlinks), holes of files above 1 MiB and modification \
-times; existing directories keep their mode and time. Not copied are owners, \
+As with cp(1), if the target is a directory, the source is copied into it; several sources need a directory as target; `-r DIR/.` \
+copies the contents of DIR. The command copies bytes, permission bits, symlinks (as symlinks), holes of files above 1 MiB and modification \
+times; existing directories keep their mode and time. It does not copy owners, \
 set-user-id and set-group-id bits, hard links and extended attributes. Pipes, sockets and devices in a \
 tree are skipped with a message.
 
 A file appears under its name only when it is complete: until then it is a hidden file beside it. If a copy was interrupted, the same \
 command continues it, unless the source has changed; in a tree, files with the same size, \
-time and mode are not copied again. The same holds after errors: a marker beside the tree, \
+time and mode are not copied again. A tree with errors is continued in the same way: a marker beside the tree, \
 `.NAME.exec-server-cp`, stays until everything is copied. Nothing is written outside of the target, \
 and no symlink in it is followed, whatever the server sends; a symlink is never replaced by a file or directory.
 
-Between two servers each needs its own token, which the other never gets: in its URL, or in its token file in \
-environments.toml. --token-file is then refused, and $EXEC_SERVER_TOKEN is only for the server of --connect (or $EXEC_SERVER_URL).
+For a copy between two servers, put each server's token into its URL, or into its token file in environments.toml. No token is \
+shown to the other server: --token-file is refused, and $EXEC_SERVER_TOKEN is used only for the server of --connect (or \
+$EXEC_SERVER_URL).
 
 After a broken connection the copy reconnects and continues; stderr reports both.
 
 Exit codes:
   0    everything was copied
-  1    something was not copied; stderr has the reason. The rest was copied
+  1    some paths were not copied, and stderr has the reasons;
+       the rest was copied
   2    invalid command line
   255  exec-server or its connection failed
 
@@ -50,7 +52,7 @@ Examples:
 
 /// Flags of `cp`.
 #[derive(Debug, Args)]
-#[command(after_help = CP_HELP)]
+#[command(after_help = CP_HELP, override_usage = "exec-server cp [OPTIONS] <SRC>... <DST>")]
 pub(crate) struct CopyArgs {
     /// Copy directories and their contents
     #[arg(short = 'r', long)]
@@ -58,15 +60,15 @@ pub(crate) struct CopyArgs {
     /// Show progress; only on a terminal
     #[arg(long)]
     pub(crate) progress: bool,
-    /// Server of sources with `:`, instead of --connect
+    /// Server of the sources that start with `:`, instead of --connect
     #[arg(long, value_name = "URL|NAME")]
     pub(crate) from: Option<String>,
-    /// Server of a target with `:`, instead of --connect
+    /// Server of a destination that starts with `:`, instead of --connect
     #[arg(long, value_name = "URL|NAME")]
     pub(crate) to: Option<String>,
     /// Sources, then the destination: PATH here, :PATH on the server, HOST:PATH or ssh://HOST/PATH
     #[arg(value_names = ["SRC", "DST"], num_args = 2.., required = true)]
-    #[arg(value_parser = OsStringValueParser::new().try_map(side))]
+    #[arg(value_parser = OsStringValueParser::new().try_map(copy_path))]
     pub(crate) paths: Vec<CopyPath>,
     #[command(flatten)]
     pub(crate) connect: ConnectArgs,
@@ -89,7 +91,7 @@ impl CopyPath {
         path
     }
 
-    fn is_there(&self) -> bool {
+    fn is_remote(&self) -> bool {
         !matches!(self, Self::Here(_))
     }
 }
@@ -97,11 +99,11 @@ impl CopyPath {
 /// How the server of a path was named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ServerName<'a> {
-    /// The name from a flag or the path; `None` if the environment decides.
-    pub(crate) by: Option<&'a str>,
+    /// The name or URL from a flag or the path; `None` if the variables and `environments.toml` decide.
+    pub(crate) name: Option<&'a str>,
     /// Whether a name that is not in `environments.toml` is an ssh host.
     pub(crate) may_be_host: bool,
-    /// Whether the token of the environment may be meant for it.
+    /// Whether the token in `EXEC_SERVER_TOKEN` may be meant for this server.
     pub(crate) may_have_token: bool,
 }
 
@@ -119,8 +121,8 @@ impl CopyArgs {
         let is_between_two = self.is_between_two();
         self.ends()
             .map(|(side, own)| {
-                side.is_there().then(|| ServerName {
-                    by: own.or(self.connect.connect.as_deref()),
+                side.is_remote().then(|| ServerName {
+                    name: own.or(self.connect.connect.as_deref()),
                     may_be_host: matches!(side, CopyPath::Named(..)),
                     may_have_token: own.is_none() || !is_between_two,
                 })
@@ -138,10 +140,10 @@ impl CopyArgs {
         })
     }
 
-    /// Whether two servers are involved, judged by their names: one server under two names counts as two.
+    /// Whether the copy names two different servers. One server under two names counts as two.
     fn is_between_two(&self) -> bool {
         let connect = self.connect.connect.as_deref();
-        let mut named = self.ends().filter(|(side, _)| side.is_there()).map(|(_, own)| own.or(connect));
+        let mut named = self.ends().filter(|(side, _)| side.is_remote()).map(|(_, own)| own.or(connect));
         let first = named.next();
         named.any(|other| Some(other) != first)
     }
@@ -164,11 +166,11 @@ impl CopyArgs {
             }
             return Err(format!("{flag} names the server of {name}, and so does the path; leave one out"));
         }
-        if !self.paths.iter().any(CopyPath::is_there) {
+        if !self.paths.iter().any(CopyPath::is_remote) {
             let target = self.target().path().display();
             return Err(format!("neither path is on a server; write `:` before the one that is, such as `:{target}`"));
         }
-        let is_used = self.ends().any(|(side, own)| side.is_there() && own.is_none());
+        let is_used = self.ends().any(|(side, own)| side.is_remote() && own.is_none());
         if self.connect.connect.is_some() && !is_used {
             return Err(
                 "--connect names no server of this copy, because --from, --to or the paths do; leave it out".to_owned()
@@ -185,7 +187,7 @@ impl CopyArgs {
     }
 }
 
-fn side(text: OsString) -> Result<CopyPath, &'static str> {
+fn copy_path(text: OsString) -> Result<CopyPath, &'static str> {
     match text.as_bytes() {
         b"" => Err("it is empty; write `.` for this directory"),
         b":" => Err("it is empty; write `:.` for the server's own directory"),
@@ -226,7 +228,7 @@ mod tests {
     use crate::args::{Command, tests::parse};
 
     #[test]
-    fn a_copy_has_a_server_and_nothing_that_is_not_heeded() {
+    fn a_copy_without_a_server_and_flags_without_effect_are_refused() {
         let error = |line: &str| parse(&format!("exec-server cp {line}")).expect_err(line).to_string();
         for (line, said) in [
             ("--connect ws://a x y", "neither path is on a server; write `:` before the one that is, such as `:y`"),
@@ -246,12 +248,12 @@ mod tests {
     }
 
     #[test]
-    fn a_token_of_the_environment_is_shown_to_one_server() {
+    fn the_token_variable_is_used_for_one_server_only() {
         let shown = |line: &str| match parse(&format!("exec-server cp {line}")) {
             Ok(Command::Cp(copy)) => copy
                 .servers()
                 .into_iter()
-                .map(|named| named.map(|named| (named.by.unwrap_or("-").to_owned(), named.may_have_token)))
+                .map(|named| named.map(|named| (named.name.unwrap_or("-").to_owned(), named.may_have_token)))
                 .collect::<Vec<_>>(),
             other => panic!("{line}: {other:?}"),
         };
@@ -275,7 +277,8 @@ mod tests {
             Ok(Command::Cp(copy)) => copy.paths,
             other => panic!("{line}: {other:?}"),
         };
-        let (here, there) = (|path: &str| CopyPath::Here(path.into()), |path: &str| CopyPath::There(path.into()));
+        let here = |path: &str| CopyPath::Here(path.into());
+        let there = |path: &str| CopyPath::There(path.into());
         let named = |server: &str, path: &str| CopyPath::Named(server.to_owned(), path.into());
         assert_eq!(sides("f host:dir/"), [here("f"), named("host", "dir/")]);
         assert_eq!(sides("f me@host:/dir"), [here("f"), named("me@host", "/dir")]);

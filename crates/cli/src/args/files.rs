@@ -10,15 +10,16 @@ use clap::{
 use super::{client::ConnectArgs, values};
 
 pub(super) const FS_HELP: &str = "\
-Paths are on the server: relative ones start at its directory, and `~` is its home directory (quote it, \
-or your shell expands it). Without a server they are paths of this machine, relative to this directory, \
+Paths are on the server. A relative path starts at the server's working directory, and `~` is the home directory there (quote it, \
+or your shell expands it). Without a server, paths are on this machine and relative to this directory, \
 and the user's own server accesses them.
 
 Names and lines are printed byte for byte; on a terminal, control characters are escaped.
 
 Exit codes:
   0    success
-  1    a path does not exist or an operation failed; stderr has the reason. The other paths were processed
+  1    a path does not exist or an operation failed; stderr has the reason,
+       and the other paths were processed
   2    invalid command line
   141  standard output was closed (128+SIGPIPE)
   255  exec-server or its connection failed
@@ -31,8 +32,8 @@ Examples:
   exec-server fs watch --connect ssh://host /srv/app";
 
 const LS_HELP: &str = "\
-Lists a file itself, and the entries of a directory in the order of their names. With --json one array for each PATH: \
-name, nameBase64 (if it is not UTF-8), kind, size, mode, modifiedAtMs, owner, target (of a symlink).
+Lists the entries of a directory, sorted by name; any other PATH is listed itself. With --json prints one array for each PATH, of \
+objects with name, nameBase64 (if it is not UTF-8), kind, size, mode, modifiedAtMs, owner and target (of a symlink).
 
 Exit codes: 0; 1 a path does not exist or cannot be listed; 141; 255; see `exec-server fs --help`
 
@@ -50,7 +51,7 @@ Examples:
   exec-server fs cat a b > both";
 
 const STAT_HELP: &str = "\
-Describes a symlink itself; with -L its target. With --json one object per line: path, kind, size, mode, \
+Describes a symlink itself, or with -L its target. With --json prints one object per line: path, kind, size, mode, \
 modifiedAtMs, createdAtMs, etag, owner, target.
 
 Exit codes: 0; 1 a path does not exist; 141; 255; see `exec-server fs --help`
@@ -60,8 +61,8 @@ Examples:
   exec-server fs stat --json /etc/hosts | jq .size";
 
 const TREE_HELP: &str = "\
-Shows at most 50,000 names; if the tree is cut, stderr says so and the exit code is 1. With --json one object per line: path, kind, size, \
-modifiedAtMs.
+Shows at most 50,000 names; if a larger tree is cut, stderr says so and the exit code is 1. With --json prints one object per line: \
+path, kind, size, modifiedAtMs.
 
 Exit codes: 0; 1 the path does not exist, or the tree is incomplete; 141; 255; see `exec-server fs --help`
 
@@ -71,8 +72,8 @@ Examples:
 
 const GREP_HELP: &str = "\
 Searches files and directory trees. Skips binary files, hidden names and what .gitignore, .ignore and .git/info/exclude \
-exclude. A PATH that is a file is always searched. The syntax is that of Rust's regex crate. With --json one object per \
-line: path, line, offset, text (textBase64 if it is not UTF-8), spans, context; the last one is the summary.
+exclude. A PATH that is a file is always searched. The syntax is that of Rust's regex crate. With --json prints one object per \
+line: path, line, offset, text (textBase64 if it is not UTF-8), spans, context. The last object for each PATH is a summary.
 
 Exit codes:
   0    something matched
@@ -87,13 +88,14 @@ Examples:
   exec-server fs grep -C 3 -F 'a[0]' src/lib.rs";
 
 const WATCH_HELP: &str = "\
-Prints one line per change: created, modified or removed, and the path. `overflow` means that changes were lost: check \
-everything. After a broken connection the command reconnects and reports an overflow. With --json one object per line: path, change, isDirectory; \
-or overflow: true.
+Prints one line per change: `created`, `modified` or `removed`, and the path. A line `overflow` means that changes were lost: check \
+everything. After a broken connection the command reconnects and reports an overflow. With --json prints one object per line: path, \
+change, isDirectory; or overflow: true.
 
 Runs until Ctrl-C, or until the watched path is removed (exit code 1).
 
-Exit codes: 0 with --once; 1 the path does not exist or was removed; 130 Ctrl-C; 141; 255; see `exec-server fs --help`
+Exit codes: 0 changes were printed with --once; 1 the path does not exist or was removed; 130 Ctrl-C; 141; 255; see \
+`exec-server fs --help`
 
 Examples:
   exec-server fs watch --connect ssh://host /srv/app
@@ -115,7 +117,7 @@ Exit codes: 0; 1 a directory could not be created; 255; see `exec-server fs --he
 Examples:
   exec-server fs mkdir -p --connect ssh://host /srv/app/releases";
 
-/// What to do with files.
+/// A subcommand of `fs`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum FilesCommand {
     /// List directories.
@@ -128,7 +130,7 @@ pub(crate) enum FilesCommand {
     Tree(TreeArgs),
     /// Search files and trees for a regular expression.
     Grep(Box<GrepArgs>),
-    /// Print changes below a directory, or of a file.
+    /// Print changes to a file or below a directory.
     Watch(WatchArgs),
     /// Remove files, symlinks and directories.
     Rm(RmArgs),
@@ -146,6 +148,7 @@ pub(crate) struct LsArgs {
     /// With -l, print sizes such as 1.5K or 20M
     #[arg(short = 'h', long = "human-readable", conflicts_with_all = ["json", "null"])]
     pub(crate) human: bool,
+    // Defined here, because `-h` means `--human-readable`, as in ls(1).
     /// Print help
     #[arg(long, action = clap::ArgAction::Help)]
     help: Option<bool>,
@@ -235,10 +238,10 @@ pub(crate) struct GrepArgs {
     /// Print only the names of matching files
     #[arg(short = 'l', long, conflicts_with_all = ["line_number", "json"])]
     pub(crate) files_with_matches: bool,
-    /// Lines of context after each match
+    /// Lines of context after each match, at most 100
     #[arg(short = 'A', long, value_name = "N")]
     pub(crate) after_context: Option<u64>,
-    /// Lines of context before each match
+    /// Lines of context before each match, at most 100
     #[arg(short = 'B', long, value_name = "N")]
     pub(crate) before_context: Option<u64>,
     /// Lines of context before and after each match, at most 100
@@ -259,7 +262,7 @@ pub(crate) struct GrepArgs {
     /// Maximum number of matching lines per file
     #[arg(short = 'm', long, value_name = "N")]
     pub(crate) max_count: Option<u64>,
-    /// Time limit, at most 10m
+    /// Time limit for each PATH, at most 10m [default: 10m]
     #[arg(long, value_name = "DUR", value_parser = values::duration)]
     pub(crate) timeout: Option<Duration>,
     /// Print JSON
@@ -335,13 +338,13 @@ pub(crate) struct MkdirArgs {
     pub(crate) connect: ConnectArgs,
 }
 
-/// Parses a path to remove. Refuses the root, and a path that is empty or ends in `.` or `..`: it means the current directory or one
-/// above it, and is usually an empty variable or a slip.
+/// Parses a path to remove. Refuses the root, and a path that is empty or ends in `.` or `..`. Such a path is usually a typo or an empty
+/// shell variable, and would remove the current directory or one of its ancestors.
 fn removable(text: OsString) -> Result<PathBuf, &'static str> {
     let bytes = text.as_bytes();
     match bytes.split(|byte| *byte == b'/').rfind(|part| !part.is_empty()) {
         None if bytes.is_empty() => Err("the path is empty, which would be the working directory; write its name"),
-        None => Err("the root directory is not removed"),
+        None => Err("the path is the root directory, which cannot be removed"),
         Some(b"." | b"..") => Err("the path ends in dots; write the name of the directory to remove"),
         Some(_) => Ok(PathBuf::from(text)),
     }

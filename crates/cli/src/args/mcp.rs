@@ -8,6 +8,8 @@ use exec_server_server::admission::AllowedHost;
 use super::{client::ConnectArgs, values};
 
 pub(super) const MCP_HELP: &str = "\
+The executor is the machine of --connect, by default this one.
+
 Exit codes: see the help of each command, such as `exec-server mcp call --help`
 
 Examples:
@@ -16,10 +18,10 @@ Examples:
   exec-server mcp call time get_current_time '{\"timezone\": \"UTC\"}'
   exec-server mcp serve --connect ssh://host";
 
-/// What to do with MCP servers.
+/// A subcommand of `mcp`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum McpCommand {
-    /// Run an MCP server on the executor, connected to our stdin and stdout.
+    /// Run an MCP server on the executor, connected to stdin and stdout of this command.
     Bridge(BridgeArgs),
     /// List the configured servers and their tools.
     List(McpListArgs),
@@ -32,20 +34,20 @@ pub(crate) enum McpCommand {
 }
 
 const BRIDGE_HELP: &str = "\
-For the configuration of any MCP client: the client starts this command, and the MCP server runs on the executor, where the \
-files are. Bytes are copied unchanged in both directions; the server's stderr is copied to ours. After a cut link or a restart of \
-the executor the bridge reconnects, and neither side notices.
+For the configuration of any MCP client: the client starts this command, and the MCP server runs on the executor (the machine of \
+--connect, by default this one), where the files are. Bytes are copied unchanged in both directions; the server's stderr is copied to \
+stderr. After a cut link or a restart of exec-server on the executor the bridge reconnects, and neither the client nor the server notices.
 
-It ends when the MCP client closes stdin or stdout, or on SIGTERM, SIGINT or SIGHUP: the server's \
-stdin is closed, it gets a second to exit, then it and all its descendants are killed. If the bridge \
-itself was killed or the network is down, the executor does so after --keep.
+The bridge ends when the MCP client closes stdin or stdout, or on SIGTERM, SIGINT or SIGHUP. It closes the server's stdin and waits until \
+the server exits or has written nothing for a second. Then it ends the server and all its descendants. If the bridge \
+itself was killed or the network is down, the executor ends the server after --keep.
 
-The server gets the executor's core variables (PATH, HOME, USER, SHELL, LANG and similar) and those of --env and \
+The server gets the executor's core variables (PATH, HOME, USER, SHELL, LANG and similar), and the variables of --env and \
 --env-remote.
 
 Exit codes:
-  that of the server, if it ended by itself; 128+n if signal n ended it
-  0    stdin was closed
+  the server's own exit code, or 128+n if signal n ended it
+  0    the MCP client closed stdin
   126  the server could not be executed
   127  the server was not found
   128+n  the bridge received signal n
@@ -53,9 +55,14 @@ Exit codes:
   255  exec-server or its connection failed; the server is lost
 
 Examples:
-  exec-server mcp bridge --connect ssh://build-host -- mcp-server-git --repository /srv/app
-  exec-server mcp bridge --connect ws://127.0.0.1:4000 --env API_KEY --env MODE=ro -- npx -y some-mcp-server
-  {\"mcpServers\": {\"git\": {\"command\": \"exec-server\", \"args\": [\"mcp\", \"bridge\", \"--connect\", \"ssh://build-host\", \"--\", \"mcp-server-git\"]}}}";
+  exec-server mcp bridge --connect ssh://host -- mcp-server-git --repository /app
+  exec-server mcp bridge --env API_KEY --env MODE=ro -- npx -y some-mcp-server
+
+In the configuration of an MCP client:
+  {\"mcpServers\": {\"git\": {
+    \"command\": \"exec-server\",
+    \"args\": [\"mcp\", \"bridge\", \"--connect\", \"ssh://host\", \"--\", \"mcp-server-git\"]
+  }}}";
 
 /// Flags of `mcp bridge`.
 #[derive(Debug, Args)]
@@ -64,10 +71,11 @@ pub(crate) struct BridgeArgs {
     /// How long the executor keeps the server after the bridge has disappeared; not used for a local server
     #[arg(long, value_name = "DUR", default_value = "5m", value_parser = values::duration)]
     pub(crate) keep: Duration,
-    /// Working directory of the server; absolute on an executor [default: the current one; on an executor, its own]
+    /// Working directory of the server; with --connect it must be absolute [default: the current directory; with --connect,
+    /// that of the executor]
     #[arg(long, value_name = "DIR")]
     pub(crate) cwd: Option<PathBuf>,
-    /// Set an environment variable of the server; without a value copy ours; repeatable
+    /// Set an environment variable of the server; NAME alone copies it from this environment; repeatable
     #[arg(long, value_name = "NAME[=VALUE]", value_parser = values::variable_or_name)]
     pub(crate) env: Vec<(String, Option<String>)>,
     /// Pass a variable of the executor's environment to the server; its value is never sent here; repeatable
@@ -82,28 +90,28 @@ pub(crate) struct BridgeArgs {
 
 const LIST_HELP: &str = "\
 Starts every enabled server, lists its tools, and ends all servers again. A server that cannot be used is \
-reported with the reason, and the others are listed. With --json one array: name, state, reason, environment, transport, tools \
-(name, qualifiedName, description, inputSchema and other fields of the server), resources, resourceTemplates, prompts.
+reported with the reason, and the others are listed. With --json prints one array of objects: name, state, reason, environment, \
+transport, tools (name, qualifiedName, description, inputSchema and other fields of the server), resources, resourceTemplates, prompts.
 
---connect is the place of servers whose environment is `remote`; the others are not affected.
+Servers with the environment `remote` run on the server of --connect; the flag does not affect other servers.
 
 Exit codes:
   0    every enabled server was listed
   1    some servers could not be used; stderr has the reasons
   2    invalid command line
-  130  Ctrl-C (128+n for signal n); the servers are ended
+  130  Ctrl-C (128+n for signal n); the servers were ended
   141  standard output was closed (128+SIGPIPE)
-  255  exec-server failed, for example because the configuration cannot be read
+  255  exec-server failed, for example to read the configuration
 
 Examples:
   exec-server mcp list
   exec-server mcp list --config .mcp.json git
-  exec-server mcp list --json --connect ssh://host | jq -r '.[].tools[].qualifiedName'";
+  exec-server mcp list --json | jq -r '.[].tools[].qualifiedName'";
 
 const STATUS_HELP: &str = "\
-Starts no server and makes no connection. notStarted: the server would be started; disabled: it would not; failed: its \
-environment does not exist. With --json one array: name, state, reason, environment, transport, \
-command or url, required.
+Starts no server and makes no connection. A server in the state notStarted can be started, disabled is switched off in the \
+configuration, and failed means that its environment does not exist. With --json prints one array of objects: name, state, reason, \
+environment, transport, command or url, required.
 
 Exit codes: 0; 1 some servers cannot be started as configured; 2; 141; 255; see `exec-server mcp list --help`
 
@@ -112,25 +120,27 @@ Examples:
   exec-server mcp status --json --config ~/.codex/config.toml";
 
 const CALL_HELP: &str = "\
-Starts only that server, calls the tool and ends the server. The text of the result is written to stdout; with --json \
-the whole result, one object: content, structuredContent, isError, _meta. On a terminal, progress is shown and questions of \
-the server are asked; otherwise they are declined. Ctrl-C cancels the call. --connect is the place of a server whose environment is `remote`.
+Starts only SERVER, calls the tool and ends the server. Writes the text of the result to stdout; with --json \
+the whole result as one object: content, structuredContent, isError, _meta. On a terminal, progress is shown on stderr, and you are \
+asked if the server needs an answer from the user (elicitation); without a terminal the question is declined. Ctrl-C cancels the call. \
+A server with the environment `remote` runs on the server of --connect.
 
 Exit codes:
   0    success
-  1    the tool failed or does not exist; its text is printed anyway
+  1    the tool or the server does not exist, or the tool failed; the text
+       of a failed call is printed too
   2    invalid command line, or JSON is not an object
   124  no answer within tool_timeout_sec
-  130  Ctrl-C (128+n for signal n); the call is cancelled and the server ended
+  130  Ctrl-C (128+n for signal n); the call was cancelled
   141  standard output was closed (128+SIGPIPE)
   255  the server cannot be used, or exec-server failed
 
 Examples:
   exec-server mcp call time get_current_time '{\"timezone\": \"UTC\"}'
-  exec-server mcp call --json git git_log '{\"repo_path\": \"/src\"}' | jq .structuredContent
-  jq -n '{path: \"/etc/hosts\"}' | exec-server mcp call --connect ssh://host files read_file -";
+  exec-server mcp call --json git git_log '{\"repo_path\": \"/src\"}' | jq .content
+  jq -n '{path: \"/etc/hosts\"}' | exec-server mcp call files read_file -";
 
-/// The configuration of the servers.
+/// Flags that select the configuration of MCP servers.
 #[derive(Debug, Args)]
 pub(crate) struct McpConfigArgs {
     /// The configuration: TOML with [mcp_servers.NAME], or a .json file with mcpServers
@@ -185,22 +195,24 @@ pub(crate) struct McpCallArgs {
 }
 
 const SERVE_MCP_HELP: &str = "\
-An MCP client gets tools that run commands and read, write, edit, list and search files, on this machine or \
-on a server. On stdio only messages are written to stdout. With --http the first line is \
+An MCP client gets tools that run commands and read, write, edit, list and search files on the executor (the machine of \
+--connect, by default this one). On stdio only messages are written to stdout. With --http the first line is \
 the URL with the token; clients send the token as `Authorization: Bearer TOKEN` or in the URL.
 
-The processes of a session end with it: at EOF on stdin, by DELETE, after --session-idle, or when this \
-command is ended by SIGTERM or SIGINT.
+The processes of an MCP session end with it: at EOF on stdin, by DELETE, after --session-idle, or when SIGTERM, SIGINT or SIGHUP ends this \
+command.
 
 With --root, file tools can access only DIR, and processes can write only there; processes can also read what programs need to run \
 (/usr, /etc and similar) and the directories of --readable. `.git` directly below DIR is read-only without --writable-git: hooks and settings \
 in it run commands when you use git there. With --read-only and without --root, all files except the server's own, such as tokens, can be read. \
-If the host cannot enforce this, the command fails. Listening beyond loopback with --http needs --insecure-plaintext and a TLS proxy.
+If the host cannot enforce this, the command fails.
 
-Exit codes: 0 ended; 2 invalid command line; 255 an error, such as an unreachable server
+With --http on an address beyond loopback, --insecure-plaintext is required: the command itself has no TLS, so put a TLS proxy in front of it.
+
+Exit codes: 0 ended by the client or a signal; 2 invalid command line; 255 an error, such as an unreachable server
 
 Examples:
-  exec-server mcp serve                                          as the command of an MCP client
+  exec-server mcp serve                     as the command of an MCP client
   exec-server mcp serve --connect ssh://build-host --root /srv/project
   exec-server mcp serve --read-only --root ~/notes
   exec-server mcp serve --http 127.0.0.1:8931 --http-token-file ~/.mcp-token";
@@ -224,8 +236,8 @@ pub(crate) struct McpServeArgs {
     /// With --root, allow writing `.git`, as `git commit` does
     #[arg(long, requires = "root", conflicts_with = "read_only")]
     pub(crate) writable_git: bool,
-    /// With --http, read the token that clients must send from FILE, which must be readable only by its owner [default:
-    /// without --connect, --token-file or $EXEC_SERVER_TOKEN; else a new one]
+    /// With --http, read the token that clients must send from FILE, which must be readable only by its owner [default: a new
+    /// token; on this machine first --token-file, then $EXEC_SERVER_TOKEN]
     #[arg(long, value_name = "FILE", requires = "http")]
     pub(crate) http_token_file: Option<PathBuf>,
     /// With --http, accept this host name in the Host header, with or without a port; repeatable
@@ -245,7 +257,7 @@ mod tests {
     use crate::args::{Command, McpCommand, normalized, try_parse};
 
     #[test]
-    fn everything_after_the_server_is_its_own_and_a_variable_may_be_a_name() {
+    fn arguments_after_the_server_belong_to_it_and_env_takes_a_name_alone() {
         let line =
             "exec-server mcp bridge --env A --env B=c=d --env C= --env-remote E --keep 3s -- prog --env X=y --keep";
         let parsed = try_parse(normalized(line.split(' ').map(Into::into), false));

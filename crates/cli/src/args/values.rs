@@ -7,7 +7,7 @@ use exec_server_server::access::SandboxFloor;
 
 use crate::limits::LimitValue;
 
-/// The maximum of `--concurrent-requests`: as many as may wait.
+/// The maximum of `--concurrent-requests`, which is also the maximum of waiting starts.
 pub(super) const CONCURRENT_MAX: usize = limits::STARTS_WAITING;
 
 const FORMS: &str = "must be like 500ms, 30s, 10m, 24h, 30d or a number of seconds";
@@ -44,6 +44,7 @@ pub(super) fn bytes(text: &str) -> Result<Bound, &'static str> {
     }
 }
 
+/// A number of at least 1. A number above the maximum means the maximum.
 pub(super) fn concurrent(text: &str) -> Result<usize, &'static str> {
     match text.parse::<u128>() {
         Ok(0) | Err(_) => Err("must be an integer of at least 1"),
@@ -90,7 +91,7 @@ pub(super) fn variable(text: &str) -> Result<(String, String), &'static str> {
     }
 }
 
-/// A variable with its value, or the name of a variable of our environment.
+/// A variable with its value, or the name of a variable of this program's environment, whose value is taken.
 pub(super) fn variable_or_ours(text: &str) -> Result<(String, String), String> {
     if text.contains('=') {
         return variable(text).map_err(ToOwned::to_owned);
@@ -98,7 +99,7 @@ pub(super) fn variable_or_ours(text: &str) -> Result<(String, String), String> {
     let name = variable_name(text)?;
     match std::env::var_os(&name).and_then(|value| value.into_string().ok()) {
         Some(value) => Ok((name, value)),
-        None => Err(format!("`{name}` is not set here, or not as text; write {name}=value")),
+        None => Err(format!("`{name}` is not set in this environment, or is not UTF-8; write {name}=value")),
     }
 }
 
@@ -118,14 +119,14 @@ pub(super) fn variable_name(text: &str) -> Result<String, &'static str> {
     Ok(text.to_owned())
 }
 
-/// A signal as `kill` takes it: a name with or without `SIG`, or its number.
+/// A signal as in kill(1): a name with or without `SIG`, or a number. A number is translated into the name.
 pub(super) fn signal(text: &str) -> Result<String, &'static str> {
-    let known = match text.parse::<u8>() {
+    let name = match text.parse::<u8>() {
         Ok(number @ 1..=64) => exec_server_protocol::signal::name(number).into_owned(),
         Ok(_) | Err(_) => text.to_owned(),
     };
-    match exec_server_protocol::signal::number(&known) {
-        Some(_) => Ok(known),
+    match exec_server_protocol::signal::number(&name) {
+        Some(_) => Ok(name),
         None => Err("must be the name of a signal, such as TERM, SIGINT or USR1, or its number"),
     }
 }
@@ -203,7 +204,7 @@ fn units(text: &str, forms: &'static str, too_long: &'static str) -> Result<Dura
         _ => return Err(forms),
     };
     let number: u64 = number.parse().map_err(|_| forms)?;
-    // Seconds in 32 bits are 136 years, so every sum with a clock still fits.
+    // 32 bits of seconds are 136 years, so adding a duration to a clock never overflows.
     let most_ms = u64::from(u32::MAX) * 1000;
     number.checked_mul(unit_ms).filter(|total| *total <= most_ms).map(Duration::from_millis).ok_or(too_long)
 }

@@ -6,8 +6,8 @@ use exec_server_mcp::serve::limits as mcp;
 use super::*;
 
 #[test]
-fn amounts_are_written_as_flags_take_them() {
-    for (amount, text) in [
+fn values_are_printed_in_the_form_that_flags_accept() {
+    for (value, text) in [
         (Bytes(16 << 20), "16MiB"),
         (Bytes(0), "0B"),
         (Bytes(1500), "1500B"),
@@ -17,7 +17,7 @@ fn amounts_are_written_as_flags_take_them() {
         (Time(Duration::from_millis(1500)), "1500ms"),
         (Count(64), "64"),
     ] {
-        assert_eq!(amount.to_string(), text);
+        assert_eq!(value.to_string(), text);
     }
 }
 
@@ -58,9 +58,9 @@ fn of_mcp_serve() -> Vec<Limit> {
 /// The limits table of `docs/reference/limits.md`.
 fn table() -> String {
     let mut text = "| what | default | flag of `serve` | at the limit |\n|---|---|---|---|\n".to_owned();
-    for Limit { name, flag, default, at, .. } in all().into_iter().chain(of_mcp_serve()) {
+    for Limit { name, flag, default, when_reached, .. } in all().into_iter().chain(of_mcp_serve()) {
         let flag = flag.map_or_else(|| "–".to_owned(), |flag| format!("`--{flag}`"));
-        text += &format!("| {name} | {default} | {flag} | {at} |\n");
+        text += &format!("| {name} | {default} | {flag} | {when_reached} |\n");
     }
     text
 }
@@ -69,8 +69,8 @@ fn table() -> String {
 fn limits_md_has_every_limit_as_it_is() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/limits.md");
     let page = std::fs::read_to_string(path).expect("read limits.md");
-    let (begin, end) =
-        ("<!-- limits: made by `UPDATE=1 cargo test -p exec-server limits_md_has` -->\n", "<!-- end of limits -->");
+    let begin = "<!-- limits: made by `UPDATE=1 cargo test -p exec-server limits_md_has` -->\n";
+    let end = "<!-- end of limits -->";
     let (before, rest) = page.split_once(begin).expect("limits.md has the mark of the table");
     let (table_now, after) = rest.split_once(end).expect("limits.md has the mark of the table's end");
     if std::env::var_os("UPDATE").is_some() {
@@ -84,7 +84,7 @@ fn limits_md_has_every_limit_as_it_is() {
 fn a_default_lies_in_its_range_and_a_flag_has_one_limit() {
     let all = all();
     for limit in &all {
-        let number = |amount: LimitValue| match amount {
+        let number = |value: LimitValue| match value {
             Bytes(n) | Count(n) => u128::from(n),
             Time(time) => time.as_millis(),
             Unbounded => u128::MAX,
@@ -105,29 +105,29 @@ const NOT_LISTED: &[(&str, &str)] = &[
     ("CLOSED_ID_TAKEN", "a rule of the reference's ids"),
     ("REFERENCE_TTL", "in the row of `--session-ttl`"),
     ("SESSION_TTL", "in the row of `--session-ttl`"),
-    ("CATCH_UP_WAIT", "how soon a resumed client is pushed to"),
-    ("ERROR_TEXT_BYTES", "how texts of errors are cut"),
+    ("CATCH_UP_WAIT", "how soon pushes to a resumed client begin"),
+    ("ERROR_TEXT_BYTES", "how error texts are cut"),
     ("READABLE_BYTES", "a promise: at least this stays readable"),
     ("UNREAD_BYTES", "in the row of `--memory-per-process`"),
-    ("READ_WAIT", "a day: nobody is held to it"),
+    ("READ_WAIT", "a day, longer than any client waits"),
     ("ANSWERS_WAITING", "in the row of its bytes"),
     ("HANDLE_ID_BYTES", "names that the server makes"),
-    ("SEARCH_MATCHES", "in the row of its greatest"),
+    ("SEARCH_MATCHES", "a default, in the row of its maximum"),
     ("SEARCH_LINE_BYTES", "how lines are cut"),
     ("SEARCH_LINE_BYTES_MAX", "how lines are cut"),
-    ("SEARCH_FILE_BYTES", "what a search passes over unless it says otherwise"),
+    ("SEARCH_FILE_BYTES", "default size above which a search skips files"),
     ("SEARCH_CONTEXT", "a range in PROTOCOL.md"),
     ("SEARCH_BYTES", "in the row of what a search finds in pages"),
     ("SEARCH_PAGE_BYTES", "how results are cut"),
     ("GLOB_RESULTS", "in the row of `fs/glob`"),
-    ("SCAN_DEPTH", "in the row of its greatest"),
-    ("SCAN_TIME", "in the row of its greatest"),
-    ("WATCHED_DIRECTORIES", "in the row of its greatest"),
-    ("WATCH_SETTLE", "when changes are told"),
-    ("WATCH_SETTLE_MAX", "when changes are told"),
+    ("SCAN_DEPTH", "a default, in the row of its maximum"),
+    ("SCAN_TIME", "a default, in the row of its maximum"),
+    ("WATCHED_DIRECTORIES", "a default, in the row of its maximum"),
+    ("WATCH_SETTLE", "when changes are reported"),
+    ("WATCH_SETTLE_MAX", "when changes are reported"),
     ("HTTP_DELTA_BYTES", "what the reference may send"),
-    ("HTTP_PIECES_KEPT", "of the client, towards a server that does not wait"),
-    ("HTTP_BYTES_KEPT", "of the client, towards a server that does not wait"),
+    ("HTTP_PIECES_KEPT", "a limit of the client, not of the server"),
+    ("HTTP_BYTES_KEPT", "a limit of the client, not of the server"),
 ];
 
 /// Constants that are the defaults of configuration values. The list takes them from the configuration.
@@ -145,8 +145,9 @@ const BY_CONFIG: &[&str] = &[
 fn every_constant_of_the_wire_is_listed_or_says_why_not() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let read = |path: &str| std::fs::read_to_string(format!("{root}/{path}")).expect("read our own source");
-    let (wire, list, config) =
-        (read("protocol/src/limits.rs"), read("cli/src/limits.rs"), read("server/src/core/config.rs"));
+    let wire = read("protocol/src/limits.rs");
+    let list = read("cli/src/limits.rs");
+    let config = read("server/src/core/config.rs");
     let has = |text: &str, word: &str| {
         let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
         text.match_indices(word)
@@ -168,7 +169,7 @@ fn every_constant_of_the_wire_is_listed_or_says_why_not() {
         );
     }
     for name in BY_CONFIG.iter().chain(NOT_LISTED.iter().map(|(name, _)| name)) {
-        assert!(names.contains(name), "{name} is no constant any more");
+        assert!(names.contains(name), "the constant {name} no longer exists");
     }
 }
 
@@ -176,7 +177,8 @@ fn every_constant_of_the_wire_is_listed_or_says_why_not() {
 fn every_limit_of_mcp_serve_is_listed() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let read = |path: &str| std::fs::read_to_string(format!("{root}/{path}")).expect("read our own source");
-    let (all, list) = (read("mcp/src/serve/limits.rs"), read("cli/src/limits/tests.rs"));
+    let all = read("mcp/src/serve/limits.rs");
+    let list = read("cli/src/limits/tests.rs");
     for (name, _) in all.lines().filter_map(|line| line.strip_prefix("pub const ")?.split_once(':')) {
         assert!(list.contains(&format!("mcp::{name}")), "{name} is missing in the list");
     }
