@@ -14,7 +14,9 @@ use exec_server_client::{Client, protocol::process::ProcessInfo};
 use crate::{
     args, codes,
     connect::ListingSession,
-    env_token, ids, logs, print,
+    env_token, ids,
+    logs::{self, LogReader},
+    print,
     signals::SignalStream,
     streams::{self, AtEof, InputMode, StreamForwarder, StreamOutcome, StreamRole},
     terminal::{self, Terminal},
@@ -36,9 +38,10 @@ pub(crate) fn run(args: &args::AttachArgs, token: Option<env_token::StoredToken>
 async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
     let signals = SignalStream::new().context("listen to signals")?;
     let latest = info.next_seq.saturating_sub(1);
-    // For an ended process the replay is all there is to show.
+    // The latest output restores the screen of a terminal, and it is all that an ended process can show. Other processes show only new
+    // output.
     let after = if info.tty || info.exited { latest.saturating_sub(REPLAYED) } else { latest };
-    let process = logs::attach(client, info, after, true).await?;
+    let process = logs::attach(client, info, after, LogReader::Follower).await?;
     let name = ids::clean(process.id().as_str());
     let terminal = if info.tty { Terminal::open()? } else { None };
     if info.tty {
@@ -51,7 +54,8 @@ async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
         let keys = if is_raw { "Ctrl-] twice" } else { "Ctrl-] twice and Enter" };
         print::dim(format_args!("attached to `{name}`; press {keys} to leave it running"));
     }
-    // Ctrl-D in line mode closes the stdin of the process. The end of piped input and a lost terminal do not: other clients may still write.
+    // Ctrl-D in line mode closes the stdin of the process. The end of piped input and a lost terminal do not: other clients may still
+    // write.
     let at_eof = if is_typed && !is_raw { AtEof::Close } else { AtEof::KeepOpen };
     let forwarder = StreamForwarder {
         client: client.clone(),
@@ -69,14 +73,14 @@ async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
             streams::redraw(&process, size).await;
         }
     };
-    let carrying = forwarder.run();
-    tokio::pin!(carrying);
-    // The redraw runs beside `carrying`, which shows its output. If `carrying` ends first, the redraw is dropped.
-    let carried = tokio::select! {
-        carried = &mut carrying => carried,
-        () = redraw => carrying.await,
+    let forwarding = forwarder.run();
+    tokio::pin!(forwarding);
+    // The redraw runs beside `forwarding`, which prints what the program draws. If `forwarding` ends first, the redraw is dropped.
+    let outcome = tokio::select! {
+        outcome = &mut forwarding => outcome,
+        () = redraw => forwarding.await,
     };
-    match carried? {
+    match outcome? {
         StreamOutcome::Ended(ended) => {
             ended.explain();
             Ok(ended.code())

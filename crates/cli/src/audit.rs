@@ -58,8 +58,8 @@ fn report_checked(report: &VerifyReport, found: Option<&FoundAnchor>, is_after_g
     if report.first_seq > 1 && !is_after_given {
         let first = report.first_seq;
         let before = report.first_seq - 1;
-        message!("it begins with number {first}; numbers 1 to {before} are in older files that were not given");
-        message!("it continues a log whose last hash is {}", report.after);
+        message!("the log begins with number {first}; numbers 1 to {before} are in older files that were not given");
+        message!("the log continues from the hash {}", report.after);
     }
     match found {
         Some(FoundAnchor { path, anchor }) => {
@@ -69,7 +69,7 @@ fn report_checked(report: &VerifyReport, found: Option<&FoundAnchor>, is_after_g
             }
             if report.is_older_part {
                 let last = report.last_seq;
-                message!("it ends with number {last}; the log continues in a newer file that was not given");
+                message!("this part ends with number {last}; the log continues in a newer file that was not given");
             }
             message!("checked against the anchor `{}`", path.display());
         }
@@ -83,7 +83,7 @@ fn report_checked(report: &VerifyReport, found: Option<&FoundAnchor>, is_after_g
     }
 }
 
-/// Finds the anchor of the newest file by the path of the log, else the anchor that the log itself names.
+/// Searches the state directories for the anchor of one of the files, newest file first; then tries the anchor that the log itself names.
 fn find_anchor(
     files: &[PathBuf],
     state_dir: Option<&Path>,
@@ -97,8 +97,8 @@ fn find_anchor(
         }
     };
     let by_path = dirs.iter().flat_map(|dir| files.iter().rev().map(|file| Anchor::path_in(dir, file)));
-    // A copy of a log has another path, so try the anchor that the log names. If the user gave a state directory, use only the file name of
-    // that anchor and look in the given directory.
+    // The name of an anchor depends on the path of the log, so a copy of a log needs the anchor that the log names. If the user gave a
+    // state directory, use only the file name of that anchor and look in the given directory.
     let by_name = named.and_then(|named| match state_dir {
         Some(dir) => Some(dir.join(named.file_name()?)),
         None => Some(named.to_owned()),

@@ -9,16 +9,17 @@ use crate::{args::UsageError, ids::ProcessLookupError};
 pub(crate) const NO_PROCESS: u8 = 1;
 /// The user answered no to a question.
 pub(crate) const NOT_DONE: u8 = 1;
-/// At least one file was not copied.
-pub(crate) const NOT_COPIED: u8 = 1;
+/// `cp` or `fs` failed for at least one path, or a watched path was removed.
+pub(crate) const FILES_FAILED: u8 = 1;
+/// An MCP tool failed, does not exist or is disabled.
 pub(crate) const TOOL_FAILED: u8 = 1;
 /// The MCP server cannot be used, or no MCP server has that name.
 pub(crate) const NOT_USABLE: u8 = 1;
-/// Wrong command line; the same code as clap uses.
+/// Wrong command line; the code that clap uses.
 pub(crate) const USAGE: u8 = 2;
-/// A time limit ended the program; the same code as `timeout(1)` uses.
+/// A time limit ended the program; the code that `timeout(1)` uses.
 pub(crate) const TIMED_OUT: u8 = 124;
-/// The codes that a shell reports if a program cannot be executed, does not exist, or was killed by SIGPIPE.
+/// These three are the codes of a shell for a program that cannot be executed, does not exist, or was killed by SIGPIPE.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
 pub(crate) const NOT_FOUND: u8 = 127;
 pub(crate) const CLOSED_PIPE: u8 = 128 + 13;
@@ -30,7 +31,7 @@ pub(crate) fn of_exit(exit: &Exit) -> u8 {
     match exit.cause {
         Some(Cause::Timeout | Cause::IdleTimeout) => TIMED_OUT,
         Some(Cause::Lost) => TROUBLE,
-        // An exit code has eight bits; 128 + n fits for every signal.
+        // Keep the low eight bits, as wait(2) does. For a process that signal n killed, the code is already 128 + n.
         Some(Cause::Exit | Cause::Signal | Cause::Terminated | Cause::Oom) | None => {
             u8::try_from(exit.code & 0xff).unwrap_or(TROUBLE)
         }

@@ -35,7 +35,7 @@ const VARIABLE: &str = "EXEC_SERVER_COMPLETE";
 /// The longest time that a user has to wait after Tab.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 
-/// The token from the environment, kept until a completion needs it.
+/// The token from the environment, kept until a completion needs it. A static, because completers are `'static` closures without state.
 static TOKEN: Mutex<Option<env_token::StoredToken>> = Mutex::new(None);
 
 /// Prints the completion script of a shell.
@@ -64,9 +64,9 @@ pub(crate) fn answer(token: Option<env_token::StoredToken>) -> ExitCode {
         rustix::stdio::dup2_stderr(null).ok();
     }
     *TOKEN.lock() = token;
-    let asked = CompleteEnv::with_factory(|| with_values(args::grammar())).var(VARIABLE);
+    let completer = CompleteEnv::with_factory(|| with_values(args::grammar())).var(VARIABLE);
     let current = std::env::current_dir().ok();
-    match asked.try_complete(std::env::args_os(), current.as_deref()) {
+    match completer.try_complete(std::env::args_os(), current.as_deref()) {
         Ok(_) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }

@@ -276,7 +276,7 @@ impl ListingSession {
     }
 }
 
-/// Ends a session of ours and everything in it. Returns whether the server answered in time; otherwise the session's time-to-live ends it.
+/// Ends the client's session and everything in it. Returns whether the server answered in time; otherwise the session's time-to-live ends it.
 pub(crate) async fn end(client: &Client) -> bool {
     time::timeout(END_WITHIN, client.end_session()).await.is_ok()
 }

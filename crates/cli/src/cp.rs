@@ -11,11 +11,6 @@ use std::{
     sync::Arc,
 };
 
-use crate::{
-    args, codes,
-    connect::{self, SHORT_SESSION_TTL_MS, Server},
-    env_token, ids, link, remote_path, runtime,
-};
 use anyhow::Context as _;
 use exec_server_client::{
     Client,
@@ -24,11 +19,17 @@ use exec_server_client::{
     protocol::initialize::Ttl,
 };
 use parking_lot::Mutex;
+
+use crate::{
+    args, codes,
+    connect::{self, SHORT_SESSION_TTL_MS, Server},
+    env_token, ids, link, remote_path, runtime,
+};
 use progress::ProgressLine;
 
-/// Copies. Prints each file that failed; the exit code says whether all files were copied.
+/// Copies all sources. Prints each file that failed; the exit code says whether all files were copied.
 pub(crate) fn run(args: &args::CopyArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
-    let is_shown = args.progress && io::stderr().is_terminal();
+    let has_progress = args.progress && io::stderr().is_terminal();
     runtime::block_on_here(async {
         let named = args.servers();
         let servers = Server::find_all(&args.connect, &named, token)?;
@@ -50,7 +51,7 @@ pub(crate) fn run(args: &args::CopyArgs, token: Option<env_token::StoredToken>) 
             places.push(sessions.open(path, server).await?);
         }
         let target = places.pop().expect("the grammar asks for two paths");
-        let reporter = CopyReporter { line: is_shown.then(ProgressLine::new).map(Mutex::new) };
+        let reporter = CopyReporter { line: has_progress.then(ProgressLine::new).map(Mutex::new) };
         let copying = async {
             let counting = count(&places, &reporter);
             // Both futures are cancel-safe. `counting` never completes; it is dropped when the copy ends.
@@ -68,7 +69,7 @@ pub(crate) fn run(args: &args::CopyArgs, token: Option<env_token::StoredToken>) 
     })
 }
 
-/// Computes the total for the progress line, if there is one.
+/// Computes the total for the progress line, if there is one. Never completes, so that only the end of the copy ends the `select!`.
 async fn count(sources: &[CopyEndpoint], reporter: &CopyReporter) -> Infallible {
     if reporter.line.is_some()
         && let Some(total) = progress::count(sources).await
@@ -88,19 +89,19 @@ async fn copy_all(
     if sources.len() > 1 && !is_directory(target).await {
         let path = target.path.display();
         reporter.report(&format!("`{path}` is not a directory; several sources need a directory as target"));
-        return codes::NOT_COPIED;
+        return codes::FILES_FAILED;
     }
     let mut code = 0;
     for source in sources {
         match cp::copy(source, target, args.recursive, reporter).await {
             Ok(report) if report.failed == 0 => {}
-            Ok(_) => code = codes::NOT_COPIED,
+            Ok(_) => code = codes::FILES_FAILED,
             Err(error) => {
                 reporter.report(&error.to_string());
                 if error.is_connection() {
                     return codes::TROUBLE;
                 }
-                code = codes::NOT_COPIED;
+                code = codes::FILES_FAILED;
             }
         }
     }

@@ -34,9 +34,10 @@ pub(crate) async fn run(args: &args::RunArgs, server: Option<Server>) -> anyhow:
     if !client.server().capabilities.ttl {
         bail!("the server at {} cannot keep processes without a connection; run without `--detach`", client.address());
     }
+    // One block, so that the session also ends if the preparation fails.
     let starting = async {
         let spec = server.spec().map(|(spec, _)| spec);
-        let prepared = start::prepare(args, &client, server_kind, spec, run::name(args, &client).await?).await?;
+        let prepared = start::prepare(args, &client, server_kind, spec, run::choose_id(args, &client).await?).await?;
         let started = client.start(prepared.start).await;
         if let (Ok(process), Some(grants)) = (&started, &prepared.grants) {
             sandbox::report(grants, process)?;
@@ -67,19 +68,19 @@ pub(crate) async fn run(args: &args::RunArgs, server: Option<Server>) -> anyhow:
     Ok(0)
 }
 
-/// Warns about output and sessions that the server will not keep.
+/// Reports which output the server will not keep, and when it will end the session.
 fn report_bounds(args: &args::RunArgs, ttl: Option<Ttl>) {
     if !args.drop_oldest && !args.keep_all {
-        report!("at the disk quota the oldest output is dropped; --keep-all blocks the program instead");
+        report!("at the disk quota, new output replaces the oldest; --keep-all blocks the program instead");
     }
     if let Some(Ttl::Ms(ms)) = ttl {
-        let ttl = span(Duration::from_millis(ms));
-        report!("the server ends it after {ttl} without a client (its `--session-ttl`)");
+        let ttl = duration_text(Duration::from_millis(ms));
+        report!("the server ends the process after {ttl} without a client (limit: its `--session-ttl`)");
     }
 }
 
-/// Formats a duration in the largest unit of which it is a whole number (at least 2).
-fn span(time: Duration) -> String {
+/// Formats a duration in the largest unit that divides it and yields a count of at least 2.
+fn duration_text(time: Duration) -> String {
     let units = [(86_400_000, "days"), (3_600_000, "hours"), (60_000, "minutes"), (1000, "seconds")];
     let ms = time.as_millis();
     let fits = units.into_iter().find(|(unit, _)| ms >= 2 * unit && ms.is_multiple_of(*unit));
@@ -91,8 +92,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_span_is_told_in_its_largest_whole_unit() {
-        let of = |seconds| span(Duration::from_secs(seconds));
+    fn a_duration_is_printed_in_its_largest_whole_unit() {
+        let of = |seconds| duration_text(Duration::from_secs(seconds));
         assert_eq!(
             [of(30 * 86_400), of(86_400), of(7200), of(3600), of(90), of(1)],
             ["30 days", "24 hours", "2 hours", "60 minutes", "90 seconds", "1000 milliseconds"]

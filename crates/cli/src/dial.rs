@@ -1,7 +1,7 @@
 //! The per-user server: how a command finds it, starts it in the background and connects to it.
 //!
 //! The server listens on `dial.sock` in its state directory and speaks newline-delimited JSON there. It greets each connection with a blank
-//! line. Before that greeting the server behind the socket may be one that is shutting down; then another one is started in its place.
+//! line. If the connection ends before this greeting, the server is shutting down, and another one is started once it has exited.
 
 use std::{
     ffi::OsString,
@@ -31,10 +31,10 @@ use crate::{args, runtime, state_location};
 /// The time limit for the whole of `dial`. A start takes a few milliseconds; adopting many sessions takes longer.
 const READY_WITHIN: Duration = Duration::from_secs(15);
 
-/// How often a connection to a starting server is tried.
+/// The pause between two attempts to connect to a starting server.
 const TRY_EVERY: Duration = Duration::from_millis(10);
 
-/// How often a server is started before giving up: a new one exits if another server that is shutting down still holds the lock.
+/// The number of starts before giving up. A new server exits if a server that is shutting down still holds the lock.
 const STARTS_MAX: u32 = 3;
 
 /// The server exits after this long without connections and processes. Starting the next one takes milliseconds.
@@ -124,16 +124,16 @@ async fn copy_stdio(socket: UnixStream) -> anyhow::Result<()> {
     tokio::pin!(up, down);
     // Cancel-safe: if `up` completes first, `down` is awaited to its end; if `down` completes first, `up` is no longer needed.
     tokio::select! {
-        copied = &mut down => finish(copied, "copy from the server"),
+        copied = &mut down => ignore_disconnect(copied, "copy from the server"),
         copied = &mut up => {
-            finish(copied, "copy to the server")?;
-            finish(down.await, "copy from the server")
+            ignore_disconnect(copied, "copy to the server")?;
+            ignore_disconnect(down.await, "copy from the server")
         }
     }
 }
 
 /// A peer that disconnected is a normal end, not an error.
-fn finish(copied: io::Result<u64>, what: &'static str) -> anyhow::Result<()> {
+fn ignore_disconnect(copied: io::Result<u64>, what: &'static str) -> anyhow::Result<()> {
     match copied {
         Ok(_) => Ok(()),
         Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => Ok(()),
@@ -158,13 +158,13 @@ pub(crate) fn is_in_use(dir: &Path) -> anyhow::Result<bool> {
 
 /// Connects and waits for the greeting. Returns `None` if no running server answers.
 async fn try_connect(dir: &Path) -> anyhow::Result<Option<UnixStream>> {
-    // Go through `/proc/self/fd`: the path of the directory may be too long for a socket address.
-    let open = match File::open(dir) {
-        Ok(open) => open,
+    // Connect through `/proc/self/fd`: the path of the directory may be too long for a socket address.
+    let dir_fd = match File::open(dir) {
+        Ok(dir_fd) => dir_fd,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error).with_context(|| format!("open `{}`", dir.display())),
     };
-    let path = PathBuf::from(format!("/proc/self/fd/{}/dial.sock", open.as_raw_fd()));
+    let path = PathBuf::from(format!("/proc/self/fd/{}/dial.sock", dir_fd.as_raw_fd()));
     let mut socket = match UnixStream::connect(&path).await {
         Ok(socket) => socket,
         Err(error) if is_unanswered(&error) => return Ok(None),
@@ -187,8 +187,8 @@ fn is_unanswered(error: &io::Error) -> bool {
 /// Whether a server holds the lock of the state directory: it is starting, serving or shutting down.
 pub(crate) fn is_locked(dir: &Path) -> bool {
     let Ok(lock) = File::open(dir.join("lock")) else { return false };
-    let free = rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockShared);
-    free == Err(rustix::io::Errno::WOULDBLOCK)
+    let locked = rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockShared);
+    locked == Err(rustix::io::Errno::WOULDBLOCK)
 }
 
 /// Our `PATH`, followed by the directories that a login shell usually adds. sshd starts commands without reading a profile.
@@ -206,11 +206,12 @@ fn search_path() -> OsString {
     std::env::join_paths(directories).unwrap_or(path)
 }
 
+/// Starts a server for the state directory in the background.
 fn start(dir: &Path) -> anyhow::Result<Child> {
     let program = std::env::current_exe().context("find our own program")?;
     let mut listen = OsString::from("unix://");
     listen.push(dir.join("exec-server.sock"));
-    #[expect(clippy::disallowed_methods, reason = "our own program, which becomes a session of its own by itself")]
+    #[expect(clippy::disallowed_methods, reason = "our own program, which calls setsid itself")]
     let mut command = Command::new(program);
     command
         // `DETACHED` must follow `serve` directly: `args::is_detached` looks for it there before the arguments are parsed.

@@ -68,9 +68,9 @@ impl Palette {
     }
 }
 
-/// Pads a text with spaces to the given width.
-pub(crate) fn pad(text: &str, column: usize) -> String {
-    format!("{text}{}", " ".repeat(column.saturating_sub(width(text))))
+/// Pads a text with spaces to the given number of cells.
+pub(crate) fn pad(text: &str, cells: usize) -> String {
+    format!("{text}{}", " ".repeat(cells.saturating_sub(width(text))))
 }
 
 /// The width of a text in terminal cells.
@@ -84,6 +84,7 @@ pub(crate) fn fit(text: &str, room: usize) -> String {
         return text.to_owned();
     }
     let mut fitted = String::new();
+    // One cell is for the ellipsis.
     let mut used = 1;
     for c in text.chars() {
         used += c.width().unwrap_or(0);
@@ -194,7 +195,7 @@ pub(crate) fn age(age: Duration) -> String {
 pub(crate) fn local_time(seconds: i64, format: &str) -> String {
     match jiff::Timestamp::from_second(seconds) {
         Ok(at) => at.to_zoned(jiff::tz::TimeZone::system()).strftime(format).to_string(),
-        // After the year 9999. File systems can store such times.
+        // The time is outside of jiff's range, which ends with the year 9999. File systems can store such times.
         Err(_) => format!("@{seconds}"),
     }
 }
@@ -212,7 +213,7 @@ mod tests {
     const COLOURED: Palette = Palette { is_coloured: true };
 
     #[test]
-    fn columns_are_as_wide_as_cells_of_a_terminal() {
+    fn columns_are_measured_in_terminal_cells() {
         let rows = vec![
             ["日本".into(), "7".into(), "one two three".into()],
             [TableCell::styled("é", GREEN), "12".into(), "x".into()],
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn colour_is_only_where_it_is_wanted() {
+    fn only_a_stream_that_takes_colour_gets_it() {
         assert_eq!(COLOURED.paint(RED, "x"), "\x1b[31mx\x1b[0m");
         assert_eq!(PLAIN.paint(RED, "x"), "x");
         assert_eq!(COLOURED.paint(Style::new(), "x"), "x");

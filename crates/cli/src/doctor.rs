@@ -54,11 +54,11 @@ fn missing(seen: impl Into<String>, advice: &'static str) -> CheckOutcome {
     CheckOutcome { state: CheckState::Missing, seen: seen.into(), advice }
 }
 
-/// Whether a call of the kernel works, and how bad it is if it does not.
-fn of_call<T>(called: Result<T, impl fmt::Display>, failed: CheckState, advice: &'static str) -> CheckOutcome {
+/// The outcome of trying a system call. `if_failed` is the state if the call fails.
+fn of_call<T>(called: Result<T, impl fmt::Display>, if_failed: CheckState, advice: &'static str) -> CheckOutcome {
     match called {
         Ok(_) => fine("available"),
-        Err(error) => CheckOutcome { state: failed, seen: error.to_string(), advice },
+        Err(error) => CheckOutcome { state: if_failed, seen: error.to_string(), advice },
     }
 }
 

@@ -34,8 +34,8 @@ impl StoredToken {
     }
 }
 
-/// Removes the variable in every upper/lower case spelling and returns the value of the exact one. Changes nothing if the variable is not
-/// set.
+/// Removes the variable, in upper case, lower case or mixed, and returns the value of the one in upper case. Changes nothing if the
+/// variable is not set.
 pub(crate) fn take() -> anyhow::Result<Option<StoredToken>> {
     let is_there = std::env::vars_os().any(|(name, _)| name.eq_ignore_ascii_case(NAME));
     if !is_there {
@@ -50,7 +50,7 @@ fn scrub() -> anyhow::Result<Option<StoredToken>> {
     let size = usize::try_from(end - start)?;
     let mut block = Zeroizing::new(vec![0; size]);
     memory.read_exact_at(&mut block, start)?;
-    let mut waiting = None;
+    let mut stored = None;
     for entry in entries(&block) {
         let bytes = &block[entry.clone()];
         let Some(at) = bytes.iter().position(|byte| *byte == b'=') else { continue };
@@ -62,16 +62,16 @@ fn scrub() -> anyhow::Result<Option<StoredToken>> {
         if name == NAME.as_bytes() {
             let mut file = File::from(rustix::fs::memfd_create("exec-server-token", MemfdFlags::CLOEXEC)?);
             file.write_all(value)?;
-            waiting = Some(StoredToken(file));
+            stored = Some(StoredToken(file));
         }
         // The entry then starts with NUL, so it is empty and no longer a variable.
         memory.write_all_at(&vec![0; bytes.len()], start + entry.start as u64)?;
     }
     let is_left = std::env::vars_os().any(|(name, _)| name.eq_ignore_ascii_case(NAME));
     if is_left {
-        return Err(anyhow!("it is not in the block where the system laid it out"));
+        return Err(anyhow!("it is not in the environment block that the kernel set up"));
     }
-    Ok(waiting)
+    Ok(stored)
 }
 
 /// The ranges of the entries in the block, each without its terminating NUL.
@@ -101,7 +101,7 @@ fn block() -> anyhow::Result<(u64, u64)> {
     let end = field(ENV_END_FIELD)?;
     // The kernel reports zero if it hides the addresses.
     if start == 0 || end < start {
-        return Err(anyhow!("the system does not say where it is"));
+        return Err(anyhow!("the kernel does not report the address of the environment block"));
     }
     Ok((start, end))
 }
@@ -111,7 +111,7 @@ mod tests {
     use super::entries;
 
     #[test]
-    fn entries_are_found_where_they_are() {
+    fn entries_are_split_at_nul_and_empty_ones_are_skipped() {
         assert_eq!(entries(b"A=1\0BC=\0\0D=2\0"), [0..3, 4..7, 9..12]);
         assert!(entries(b"").is_empty());
     }

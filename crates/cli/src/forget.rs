@@ -28,7 +28,7 @@ use crate::{
     connect::{ListingSession, Server},
     display, env_token, ids,
     ids::ProcessLookupError,
-    kill::{self, KillMethod, keep_first},
+    kill::{self, AfterSignal, KillMethod, keep_first},
     print,
 };
 
@@ -69,17 +69,17 @@ pub(crate) fn run(args: &args::ForgetArgs, token: Option<env_token::StoredToken>
 pub(crate) fn prune(args: &args::PruneArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     ListingSession::run(&args.connect, token, async |listing| {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let is_meant = |info: &ProcessInfo| {
+        let is_selected = |info: &ProcessInfo| {
             let age = now.saturating_sub(Duration::from_millis(info.started_at_ms));
             info.closed && args.older.is_none_or(|older| age >= older)
         };
-        let count = listing.each().filter(|(_, info)| is_meant(info)).count();
+        let count = listing.each().filter(|(_, info)| is_selected(info)).count();
         if !args.force && count > 0 && !is_confirmed(count) {
             report!("nothing was forgotten");
             return Ok(codes::NOT_DONE);
         }
         let mut forget_run = ForgetRun::new(listing);
-        for (client, info) in listing.each().filter(|(_, info)| is_meant(info)) {
+        for (client, info) in listing.each().filter(|(_, info)| is_selected(info)) {
             if forget_run.forget(client, info).await && !args.json {
                 print::line(&ids::clean(info.process_id.as_str()));
             }
@@ -116,7 +116,7 @@ fn is_confirmed(count: usize) -> bool {
 
 /// Ends a running process with all its descendants; does nothing if it has already ended.
 async fn end(client: &Client, info: &ProcessInfo) -> anyhow::Result<()> {
-    match kill::send(client, info, KillMethod::Terminate(GRACE), true).await? {
+    match kill::send(client, info, KillMethod::Terminate(GRACE), AfterSignal::Wait).await? {
         Some(ending) => ending.wait().await,
         None => Ok(()),
     }
@@ -185,6 +185,7 @@ async fn shorten(server: &Server, session: &SessionId) {
         if !listed.is_ok_and(|all| !all.is_empty()) {
             return;
         }
-        // A process was started in the session in the meantime. Restore the unlimited time-to-live, so that we do not shorten its life.
+        // A process was started in the session in the meantime, so undo the short time-to-live. The previous one is not known, but the
+        // sessions of `run --detach` have an unlimited one.
     }
 }

@@ -1,5 +1,5 @@
-//! `exec-server fs`: works with the files of a server. This module has the session, the small subcommands and the helpers for printing
-//! names and errors.
+//! `exec-server fs`: works with files on a server. This module opens the session and has the small subcommands (`cat`, `rm`, `mkdir`) and
+//! the helpers that print names and count errors.
 
 mod grep;
 mod list;
@@ -58,9 +58,9 @@ struct ServerFiles {
 impl ServerFiles {
     fn path(&self, path: &Path) -> PathBuf {
         // If the server does not announce its home directory, `~` is treated as an ordinary name.
-        let whole = self.roots.resolve(path).unwrap_or_else(|_| self.roots.directory.join(path));
+        let absolute = self.roots.resolve(path).unwrap_or_else(|_| self.roots.directory.join(path));
         // Collecting the components drops a trailing slash and `.` parts.
-        whole.components().collect()
+        absolute.components().collect()
     }
 }
 
@@ -73,6 +73,7 @@ fn with_server(
     runtime::block_on(async {
         let (server, roots) = match Server::find(args, token)? {
             Some(server) => (server, None),
+            // The user's own server runs in the home directory, but relative paths start at our directory.
             None => {
                 let here = env::current_dir().context("find the working directory")?;
                 (Server::per_user(args)?, Some(Roots { directory: here, home: env::home_dir() }))
@@ -94,14 +95,14 @@ fn with_server(
 async fn cat(remote: &ServerFiles, args: &args::CatArgs) -> anyhow::Result<u8> {
     let mut failures = FailureCount::default();
     for path in &args.paths {
-        failures.record(print(remote, &remote.path(path)).await)?;
+        failures.record(print_file(remote, &remote.path(path)).await)?;
     }
     Ok(failures.code())
 }
 
 /// Prints a file. A server restart loses open handles; then the file is opened again and printing continues at the same offset, provided
 /// the etag is unchanged.
-async fn print(remote: &ServerFiles, path: &Path) -> anyhow::Result<()> {
+async fn print_file(remote: &ServerFiles, path: &Path) -> anyhow::Result<()> {
     let mut file: Arc<dyn ReadAt> = Arc::from(remote.files.open(path, Links::Follow).await?);
     let mut printed = 0;
     for _ in 0..REOPENED_MAX {
@@ -109,12 +110,13 @@ async fn print(remote: &ServerFiles, path: &Path) -> anyhow::Result<()> {
         if error.downcast_ref::<FileError>().is_none_or(|error| error.kind != FileErrorKind::Closed) {
             return Err(error);
         }
-        let again: Arc<dyn ReadAt> = Arc::from(remote.files.open(path, Links::Follow).await?);
-        if again.etag() != file.etag() {
+        let reopened: Arc<dyn ReadAt> = Arc::from(remote.files.open(path, Links::Follow).await?);
+        if reopened.etag() != file.etag() {
             let reason = "changed while its server was unavailable; the rest is not printed".to_owned();
+            // The downcast succeeds: `error` is a `FileError` of the kind `Closed`. Its operation and path are kept.
             return Err(FileError { kind: FileErrorKind::Changed, reason, ..error.downcast()? }.into());
         }
-        file = again;
+        file = reopened;
     }
     print_from(&file, &mut printed).await
 }
@@ -147,6 +149,7 @@ async fn rm(remote: &ServerFiles, args: &args::RmArgs) -> anyhow::Result<u8> {
 /// Whether the path itself is a directory, not a symlink to one. On an error it returns false; the operation that follows reports the
 /// error.
 async fn is_directory(remote: &ServerFiles, path: &Path) -> bool {
+    // `Links::Itself` would refuse a symlink in the parent directories, so follow all of them and check `is_symlink`.
     let found = remote.files.metadata(path, Links::Follow).await;
     found.is_ok_and(|found| found.kind == EntryKind::Directory && !found.is_symlink)
 }
@@ -186,7 +189,7 @@ impl FailureCount {
     }
 
     fn code(&self) -> u8 {
-        if self.count == 0 { 0 } else { codes::NOT_COPIED }
+        if self.count == 0 { 0 } else { codes::FILES_FAILED }
     }
 }
 
@@ -229,7 +232,7 @@ mod tests {
     use super::{as_typed, shown};
 
     #[test]
-    fn paths_are_told_as_they_were_asked_for() {
+    fn paths_keep_the_prefix_that_the_user_typed() {
         let shown_path = |path: &str, typed: Option<&str>| {
             as_typed(Path::new(path), Path::new("/srv/app"), typed.map(Path::new)).display().to_string()
         };
@@ -240,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_terminal_is_spared_what_steers_it() {
+    fn control_characters_are_escaped_only_on_a_terminal() {
         assert_eq!(shown(b"a\x1b[2J\n", true), b"a\\u{1b}[2J\\n");
         assert_eq!(shown(b"a\x1b\xff", false), b"a\x1b\xff");
     }

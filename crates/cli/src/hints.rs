@@ -15,7 +15,7 @@ const COMMANDS: [(&str, &[&str]); 7] = [
     ("serve", &["server"]),
 ];
 
-/// If the unknown subcommand is one of another program, suggests ours.
+/// If other programs use the unknown subcommand for something that we do too, suggests our command.
 pub(crate) fn suggest_command(mut error: clap::Error) -> clap::Error {
     if error.kind() == ErrorKind::InvalidSubcommand
         && let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)

@@ -34,7 +34,7 @@ pub(crate) enum ProcessLookupError {
         clean(asked)
     )]
     Unlisted { asked: String, sessions: usize },
-    /// Several processes match. Each candidate is written so that it can be typed.
+    /// Several processes match. The candidates have the form `SESSION/ID`, which can be typed.
     #[error("`{}` is ambiguous; it matches {}", clean(asked), candidates.join(", "))]
     Ambiguous { asked: String, candidates: Vec<String> },
     /// The process still runs, but the command needs an ended one.
@@ -60,19 +60,19 @@ pub(crate) fn generate(program: &str) -> ProcessId {
 pub(crate) fn resolve<'a>(asked: &str, all: &'a [ProcessInfo]) -> Result<&'a ProcessInfo, ProcessLookupError> {
     let named: Vec<&ProcessInfo> = all.iter().filter(|info| info.process_id.as_str() == asked).collect();
     if !named.is_empty() {
-        return one(asked, &named);
+        return only_match(asked, &named);
     }
     if let Some((session, id)) = asked.split_once('/')
         && !session.is_empty()
     {
         let within = || all.iter().filter(|info| info.session_id.as_str().starts_with(session));
         let exact: Vec<&ProcessInfo> = within().filter(|info| info.process_id.as_str() == id).collect();
-        let some = if exact.is_empty() { beginning(id, within()) } else { exact };
-        if !some.is_empty() {
-            return one(asked, &some);
+        let found = if exact.is_empty() { with_prefix(id, within()) } else { exact };
+        if !found.is_empty() {
+            return only_match(asked, &found);
         }
     }
-    one(asked, &beginning(asked, all.iter()))
+    only_match(asked, &with_prefix(asked, all.iter()))
 }
 
 /// Whether a process with this id is not closed yet.
@@ -85,7 +85,8 @@ pub(crate) fn short_session(id: &SessionId) -> String {
     clean(&id.as_str().chars().take(SESSION_SHOWN).collect::<String>())
 }
 
-/// Quotes an argument for a shell if needed. Unlike `shlex::try_quote`, it leaves letters of all scripts unquoted and escapes control characters.
+/// Quotes an argument for a shell if needed. Unlike `shlex::try_quote`, it leaves letters of all scripts unquoted and escapes control
+/// characters.
 pub(crate) fn quoted(arg: &str) -> String {
     let shown = clean(arg);
     let is_plain = |c: char| c.is_alphanumeric() || "-_./:=+,@%^".contains(c);
@@ -95,12 +96,13 @@ pub(crate) fn quoted(arg: &str) -> String {
     format!("'{}'", shown.replace('\'', "'\\''"))
 }
 
-fn beginning<'a>(id: &str, all: impl Iterator<Item = &'a ProcessInfo>) -> Vec<&'a ProcessInfo> {
-    all.filter(|info| !id.is_empty() && info.process_id.as_str().starts_with(id)).collect()
+/// The processes whose ids start with `prefix`. An empty prefix matches nothing.
+fn with_prefix<'a>(prefix: &str, all: impl Iterator<Item = &'a ProcessInfo>) -> Vec<&'a ProcessInfo> {
+    all.filter(|info| !prefix.is_empty() && info.process_id.as_str().starts_with(prefix)).collect()
 }
 
-/// The only match. Among several processes with the same id it is the only running one, else the latest.
-fn one<'a>(asked: &str, found: &[&'a ProcessInfo]) -> Result<&'a ProcessInfo, ProcessLookupError> {
+/// The process that `found` identifies. Among several with the same id it is the only running one, or the latest if none runs.
+fn only_match<'a>(asked: &str, found: &[&'a ProcessInfo]) -> Result<&'a ProcessInfo, ProcessLookupError> {
     let Some(first) = found.first() else { return Err(ProcessLookupError::Unknown { asked: asked.to_owned() }) };
     if found.iter().any(|info| info.process_id != first.process_id) {
         return Err(ambiguous(asked, found));
@@ -148,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_means_the_process_that_runs_else_the_latest() {
+    fn an_id_means_the_running_process_else_the_latest() {
         let all = [
             process("s1-aaaaaaaa", "build", true),
             process("s2-bbbbbbbb", "build", true),
@@ -184,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_made_name_tells_the_program_and_is_safe_to_type() {
+    fn a_generated_id_contains_the_program_name_and_is_safe_to_type() {
         for (program, stem) in
             [("/usr/bin/make", "make"), ("g++", "g++"), ("-x", "x"), ("/", "process"), ("a b\n", "ab")]
         {

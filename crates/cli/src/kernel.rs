@@ -2,23 +2,25 @@
 
 /// The oldest supported kernel. It has `close_range`, without which a child could inherit an fd, and pidfds, without which a signal could
 /// hit a recycled pid.
-const FLOOR: (u32, u32) = (5, 9);
+const OLDEST_SUPPORTED: (u32, u32) = (5, 9);
 
 /// From this version on, a process group can be signalled through the pidfd of its leader.
 const GROUP_BY_PIDFD: (u32, u32) = (6, 9);
 
-/// Fails for a kernel below the floor. Otherwise returns what the kernel lacks, as a sentence for the log.
+/// Fails for a kernel that is too old. Otherwise returns what the kernel lacks, as a sentence for the log.
 pub(crate) fn check() -> anyhow::Result<Option<String>> {
     check_release(&rustix::system::uname().release().to_string_lossy())
 }
 
 fn check_release(release: &str) -> anyhow::Result<Option<String>> {
     let Some(version) = version(release) else {
-        return Ok(Some(format!("the kernel's version `{release}` is not understood; 5.9 or newer is needed")));
+        return Ok(Some(format!("cannot parse the kernel version `{release}`; Linux 5.9 or newer is needed")));
     };
-    anyhow::ensure!(version >= FLOOR, "exec-server needs Linux 5.9 or newer; this host runs {release}");
+    anyhow::ensure!(version >= OLDEST_SUPPORTED, "exec-server needs Linux 5.9 or newer; this host runs {release}");
     let lacks = (version < GROUP_BY_PIDFD).then(|| {
-        format!("Linux {release}: before 6.9 signals reach a process group by its number instead of its leader's pidfd")
+        format!(
+            "Linux {release}: before 6.9, process groups are signalled by number instead of by their leader's pidfd"
+        )
     });
     Ok(lacks)
 }
@@ -33,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_old_kernel_is_refused_and_an_older_one_says_what_it_lacks() {
+    fn kernels_before_5_9_are_refused_and_those_before_6_9_get_a_warning() {
         for (release, refused, lacks) in [
             ("4.19.0-27-amd64", true, false),
             ("5.9.0", false, true),

@@ -18,7 +18,13 @@ use exec_server_protocol::signal;
 use futures_util::future;
 use tokio::time::{self, Instant};
 
-use crate::{args, codes, connect::ListingSession, env_token, ids, logs};
+use crate::{
+    args, codes,
+    connect::ListingSession,
+    env_token, ids,
+    logs::{self, LogReader},
+    print,
+};
 
 /// How long the streams of an exited process may stay open before the command reports that and stops waiting.
 const STREAMS_WITHIN: Duration = Duration::from_secs(5);
@@ -30,11 +36,12 @@ const NOTICE_AFTER: Duration = Duration::from_secs(3);
 pub(crate) fn run(args: &args::KillArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     ListingSession::run(&args.connect, token, async |listing| {
         let method = args.signal.as_deref().map_or(KillMethod::Terminate(args.grace), KillMethod::Signal);
+        let after_signal = if args.no_wait { AfterSignal::Return } else { AfterSignal::Wait };
         let mut failed = None;
         let mut endings = Vec::new();
         for id in &args.ids {
             let asked = match listing.find(id) {
-                Ok((client, info)) => send(client, info, method, !args.no_wait).await,
+                Ok((client, info)) => send(client, info, method, after_signal).await,
                 Err(error) => Err(error.into()),
             };
             failed = keep_first(failed, asked.map(|ending| endings.extend(ending)));
@@ -50,7 +57,7 @@ pub(crate) fn run(args: &args::KillArgs, token: Option<env_token::StoredToken>) 
 pub(crate) fn keep_first(first: Option<anyhow::Error>, done: anyhow::Result<()>) -> Option<anyhow::Error> {
     match (first, done) {
         (Some(first), Err(error)) => {
-            crate::print::error(&error);
+            print::error(&error);
             Some(first)
         }
         (first, done) => first.or(done.err()),
@@ -77,12 +84,19 @@ pub(crate) struct SignalledProcess {
     notice_at: Instant,
 }
 
+/// What the caller does after the signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AfterSignal {
+    Wait,
+    Return,
+}
+
 /// Signals a process. Returns `None` if there is nothing to wait for.
 pub(crate) async fn send(
     client: &Client,
     info: &ProcessInfo,
     method: KillMethod<'_>,
-    waits: bool,
+    after_signal: AfterSignal,
 ) -> anyhow::Result<Option<SignalledProcess>> {
     if info.closed {
         return Ok(None);
@@ -90,15 +104,19 @@ pub(crate) async fn send(
     let name = ids::clean(info.process_id.as_str());
     let process_id = info.process_id.clone();
     let session_id = Some(info.session_id.clone());
-    let (waits, until_closed, grace) = match method {
-        KillMethod::Terminate(grace) => (waits, true, grace),
-        // Only SIGKILL is certain to end a process; a program can handle any other signal.
+    let (is_certain_to_end, until_closed, grace) = match method {
+        KillMethod::Terminate(grace) => (true, true, grace),
+        // A program can handle every signal but SIGKILL. If the process has already exited, no exit event follows.
         KillMethod::Signal(name) => {
-            (waits && signal::number(name) == signal::number("KILL") && !info.exited, false, Duration::ZERO)
+            (signal::number(name) == signal::number("KILL") && !info.exited, false, Duration::ZERO)
         }
     };
     let after = info.next_seq.saturating_sub(1);
-    let process = if waits { Some(logs::attach(client, info, after, false).await?) } else { None };
+    let process = if after_signal == AfterSignal::Wait && is_certain_to_end {
+        Some(logs::attach(client, info, after, LogReader::Observer).await?)
+    } else {
+        None
+    };
     let done = match method {
         KillMethod::Signal(name) => {
             let params = SignalParams { process_id, session_id, signal: name.to_owned() };

@@ -24,7 +24,8 @@ pub(crate) async fn report_during<T>(clients: &[Client], report: impl Fn(&str), 
     }
 }
 
-/// As [`report_during`], for a command without a future to wrap: reports on stderr until the task is aborted. Does not keep the client alive.
+/// As [`report_during`], for a command without a future to wrap: reports on stderr until the task is aborted. Does not keep the client
+/// alive.
 pub(crate) fn report_on_stderr(client: &Client) -> impl Future<Output = ()> + Send + 'static {
     let state = client.watch_state();
     let address = client.address();
@@ -50,7 +51,8 @@ async fn report_state_changes(mut state: watch::Receiver<ConnectionState>, addre
                 report(&format!("no answer from {address} for {} s; waiting", silent.as_secs()));
             }
             ConnectionState::Connected if is_broken => {
-                (is_broken, is_silent) = (false, false);
+                is_broken = false;
+                is_silent = false;
                 report(&format!("connected to {address} again"));
             }
             ConnectionState::Connected if is_silent => {

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_read_back() {
+    fn a_written_record_is_read_back() {
         let dir = tempfile::tempdir().expect("make a directory");
         assert_eq!(read(dir.path()), None);
         let listener = |url: &str, asks_for_token| Listener { url: url.to_owned(), asks_for_token };

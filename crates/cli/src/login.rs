@@ -30,7 +30,7 @@ shell=$SHELL
 exec "${shell:-/bin/sh}" -l -c 'printf %s exec-server:login-environment:; exec env -0'"#;
 
 /// Variables that describe the shell itself.
-const OF_THE_SHELL: [&str; 4] = ["_", "SHLVL", "PWD", "OLDPWD"];
+const SHELL_VARIABLES: [&str; 4] = ["_", "SHLVL", "PWD", "OLDPWD"];
 
 /// Runs the login shell and returns its variables. `base` adds the options of the shell's own start, such as the variables that it
 /// inherits.
@@ -65,7 +65,7 @@ async fn read_output(process: &Process) -> anyhow::Result<BTreeMap<String, Strin
             Event::Gap { .. } | Event::Closed { .. } => {}
         }
         if stdout.len() + stderr.len() > OUTPUT_MAX {
-            bail!("it printed more than {} MiB", OUTPUT_MAX >> 20);
+            bail!("the shell printed more than {} MiB", OUTPUT_MAX >> 20);
         }
     }
     match parse(&stdout) {
@@ -73,7 +73,7 @@ async fn read_output(process: &Process) -> anyhow::Result<BTreeMap<String, Strin
         Some(_) | None => {
             let text = String::from_utf8_lossy(&stderr);
             let text = text.trim();
-            bail!("it ended with code {}: {}", code.unwrap_or(-1), &text[..text.floor_char_boundary(QUOTE_MAX)])
+            bail!("the shell exited with code {}: {}", code.unwrap_or(-1), &text[..text.floor_char_boundary(QUOTE_MAX)])
         }
     }
 }
@@ -83,7 +83,7 @@ fn parse(output: &[u8]) -> Option<BTreeMap<String, String>> {
     let at = output.windows(MARK.len()).position(|part| part == MARK.as_bytes())?;
     let variables = output[at + MARK.len()..].split(|byte| *byte == 0).filter_map(|line| {
         let (name, value) = std::str::from_utf8(line).ok()?.split_once('=')?;
-        let is_wanted = !name.is_empty() && !OF_THE_SHELL.contains(&name);
+        let is_wanted = !name.is_empty() && !SHELL_VARIABLES.contains(&name);
         is_wanted.then(|| (name.to_owned(), value.to_owned()))
     });
     Some(variables.collect())
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_profile_prints_is_skipped_and_the_shells_own_variables_are_left_out() {
+    fn output_of_the_profile_and_variables_of_the_shell_are_skipped() {
         let output =
             b"Welcome!\nexec-server:login-environment:A=1\0PATH=/x:/y\0_=/usr/bin/env\0SHLVL=1\0B=two\nlines\0=odd\0";
         let expected = [("A", "1"), ("B", "two\nlines"), ("PATH", "/x:/y")];

@@ -46,12 +46,12 @@ pub(crate) fn run(args: &args::LogsArgs, token: Option<env_token::StoredToken>) 
 async fn show(args: &args::LogsArgs, listing: &ListingSession) -> anyhow::Result<()> {
     let [id] = &args.ids[..] else { return several::show(args, listing).await };
     let (client, info) = listing.find(id)?;
-    let begin = start(args, info);
-    let process = attach(client, info, begin.after, begin.hold).await?;
-    if begin.reads {
-        read(&process, info, args).await?;
+    let plan = ReadPlan::new(args, info);
+    let process = attach(client, info, plan.after, plan.reader).await?;
+    if plan.has_reads {
+        print_existing(&process, info, args).await?;
     }
-    let events = || process.events_after(begin.after);
+    let events = || process.events_after(plan.after);
     match (args.follow, args.json) {
         (false, _) => Ok(()),
         (true, true) => tokio::select! {
@@ -70,38 +70,49 @@ async fn show(args: &args::LogsArgs, listing: &ListingSession) -> anyhow::Result
     }
 }
 
-/// Where and how to begin with a log.
-struct LogStart {
+/// Which part of a log is fetched with reads, and which part the server pushes.
+struct ReadPlan {
     /// Only events with a higher number are pushed to us.
     after: u64,
-    hold: bool,
+    reader: LogReader,
     /// Whether the events up to now are fetched with reads.
-    reads: bool,
+    has_reads: bool,
 }
 
-/// Without `-f`, everything is fetched with reads, and pushed events are not used. With `-f` and `--tail`, the past is fetched with reads
-/// and later events are pushed.
-fn start(args: &args::LogsArgs, info: &ProcessInfo) -> LogStart {
-    let last = info.next_seq.saturating_sub(1);
-    match (args.follow, args.tail) {
-        (true, None) => LogStart { after: args.since, hold: true, reads: false },
-        (true, Some(_)) => LogStart { after: last.max(args.since), hold: true, reads: true },
-        (false, _) => LogStart { after: last, hold: false, reads: true },
+/// Our effect on the process whose log we read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogReader {
+    /// The server keeps output until we have taken it. If we are slow, the process blocks.
+    Follower,
+    /// The server keeps nothing for us. If we are slow, we see gaps.
+    Observer,
+}
+
+impl ReadPlan {
+    /// Without `-f`, everything is fetched with reads, and pushed events are not used. With `-f` and `--tail`, the past is fetched with
+    /// reads and later events are pushed.
+    fn new(args: &args::LogsArgs, info: &ProcessInfo) -> Self {
+        let last = info.next_seq.saturating_sub(1);
+        match (args.follow, args.tail) {
+            (true, None) => Self { after: args.since, reader: LogReader::Follower, has_reads: false },
+            (true, Some(_)) => Self { after: last.max(args.since), reader: LogReader::Follower, has_reads: true },
+            (false, _) => Self { after: last, reader: LogReader::Observer, has_reads: true },
+        }
     }
 }
 
 /// Prints all events up to now. If reading fails half-way, what was read is printed first.
-async fn read(process: &Process, info: &ProcessInfo, args: &args::LogsArgs) -> anyhow::Result<()> {
-    let mut to = LogPrinter::new(args.json);
-    let read = read_to(&mut to, process, info, args).await;
-    let flushed = to.end().await;
+async fn print_existing(process: &Process, info: &ProcessInfo, args: &args::LogsArgs) -> anyhow::Result<()> {
+    let mut printer = LogPrinter::new(args.json);
+    let read = read_to(&mut printer, process, info, args).await;
+    let flushed = printer.end().await;
     read?;
     Ok(flushed?)
 }
 
 /// Reads and prints the log piece by piece. `Ok` means that all of it was printed.
 async fn read_to(
-    to: &mut impl LogSink,
+    sink: &mut impl LogSink,
     process: &Process,
     info: &ProcessInfo,
     args: &args::LogsArgs,
@@ -117,31 +128,32 @@ async fn read_to(
     let mut after = beginning.after;
     let mut failure = None;
     while after < last {
-        let part = || {
+        let progress = || {
             format!(
                 "the log of `{name}` was printed up to number {after} of {last}; \
                  `exec-server logs --since {after} {name}` prints the rest"
             )
         };
-        let read = process.read(after, Some(READ_BYTES), Duration::ZERO).await.with_context(part)?;
+        let read = process.read(after, Some(READ_BYTES), Duration::ZERO).await.with_context(progress)?;
         if let Some(gap) = read.gap {
-            to.gap(gap.from_seq, gap.to_seq, Some(gap.bytes)).await?;
+            sink.gap(gap.from_seq, gap.to_seq, Some(gap.bytes)).await?;
         }
         for chunk in read.chunks.iter().take_while(|chunk| chunk.seq <= last) {
             let skip = if chunk.seq == beginning.after + 1 { beginning.skip.min(chunk.bytes.len()) } else { 0 };
+            // Do not print an empty event for a chunk that is skipped completely.
             if skip == 0 || skip < chunk.bytes.len() {
-                to.chunk(chunk.seq, chunk.stream, &chunk.bytes[skip..]).await?;
+                sink.chunk(chunk.seq, chunk.stream, &chunk.bytes[skip..]).await?;
             }
         }
         if let Some(failure) = read.failure.as_ref().filter(|_| read.closed && read.exit_code.is_none()) {
             // A server always knows an exit code for a closed process. So the client library produced this reply because the session is
             // lost, and its numbers say nothing about the log.
-            return Err(anyhow!("{failure}")).with_context(part);
+            return Err(anyhow!("{failure}")).with_context(progress);
         }
         let next = read.next_seq.saturating_sub(1);
         if next <= after {
             // Repeating the read would return the same answer forever.
-            return Err(anyhow!("the server sent nothing after it")).with_context(part);
+            return Err(anyhow!("the server sent nothing after number {after}")).with_context(progress);
         }
         after = next;
         // A process that was lost still has a log; every answer contains both the failure and log data.
@@ -178,7 +190,7 @@ trait LogSink {
     async fn text(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()>;
     /// Prints an event in JSON mode.
     async fn json(&mut self, event: Value) -> io::Result<()>;
-    /// After each event that is followed.
+    /// Called after each pushed event.
     async fn flush(&mut self) -> io::Result<()>;
     /// Prints everything that is still held back.
     async fn end(&mut self) -> io::Result<()>;
@@ -198,7 +210,7 @@ trait LogSink {
         self.json(json!({"event": "output", "seq": seq, "stream": stream.as_str(), "chunk": chunk})).await
     }
 
-    /// Prints an event that has no text.
+    /// Prints an event in JSON mode. In text mode such an event prints nothing.
     async fn event(&mut self, event: Value) -> io::Result<()> {
         if self.as_json() { self.json(event).await } else { Ok(()) }
     }
@@ -252,7 +264,13 @@ fn closed(seq: u64, Totals { output_bytes, dropped_bytes }: Totals) -> Value {
 }
 
 /// Attaches to a process of another session. If the process has disappeared since the listing, it is reported as unknown.
-pub(crate) async fn attach(client: &Client, info: &ProcessInfo, after: u64, hold: bool) -> anyhow::Result<Process> {
+pub(crate) async fn attach(
+    client: &Client,
+    info: &ProcessInfo,
+    after: u64,
+    reader: LogReader,
+) -> anyhow::Result<Process> {
+    let hold = reader == LogReader::Follower;
     let options = Attach { session_id: Some(info.session_id.clone()), after, hold };
     match client.attach(&info.process_id, options).await {
         Ok(process) => Ok(process),

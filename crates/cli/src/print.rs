@@ -58,7 +58,7 @@ pub(crate) fn put(bytes: &[u8]) -> anyhow::Result<()> {
     stdout.write_all(bytes).and_then(|()| stdout.flush()).context("write standard output")
 }
 
-/// Writes messages to stderr; used through `message!`.
+/// Writes a message to stderr. The macros above call this.
 pub(crate) fn message(text: impl Display) {
     write_message(&printable::clean_lines(&text.to_string()));
 }
@@ -88,7 +88,7 @@ pub(crate) fn error(error: &anyhow::Error) {
     report!("{}", causes.join(": "));
 }
 
-/// Turns the failed write to a closed stdout into its exit code.
+/// Turns the error of a write to a closed stdout into its exit code.
 pub(crate) fn or_closed_pipe(done: anyhow::Result<u8>) -> anyhow::Result<u8> {
     match done {
         Err(error) if is_closed_pipe(&error) => Ok(codes::CLOSED_PIPE),

@@ -1,5 +1,5 @@
 //! Escapes text from other machines so that it is safe to print on a terminal. All code that prints uses these functions, mostly through
-//! `say`.
+//! `print`.
 //!
 //! Characters that control a terminal or reorder the text around them are escaped: control characters (C0, DEL, C1), bidirectional marks
 //! and invisible characters. Errors, names and values are escaped; the output of a program (`run`, `attach`, `logs`, `fs cat`) is not. Text
@@ -7,8 +7,8 @@
 
 use std::fmt::Write as _;
 
-/// Whether a character controls the terminal, or hides or reorders other characters.
-fn steers(c: char) -> bool {
+/// Whether a character controls the terminal, is invisible, or reorders other characters.
+fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(c,
             '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
@@ -17,12 +17,12 @@ fn steers(c: char) -> bool {
 
 /// For one line: escapes everything, line ends included.
 pub(crate) fn clean(text: &str) -> String {
-    escape(text, |c| !steers(c))
+    escape(text, |c| !is_unsafe(c))
 }
 
 /// For several lines: keeps line ends and tabs.
 pub(crate) fn clean_lines(text: &str) -> String {
-    escape(text, |c| !steers(c) || matches!(c, '\n' | '\t'))
+    escape(text, |c| !is_unsafe(c) || matches!(c, '\n' | '\t'))
 }
 
 /// For text that we coloured: like [`clean_lines`], but keeps colour sequences. Values inside must be cleaned before.
@@ -46,7 +46,7 @@ pub(crate) fn clean_coloured(text: &str) -> String {
 pub(crate) fn clean_json(json: &str) -> String {
     let mut clean = String::with_capacity(json.len());
     for c in json.chars() {
-        if steers(c) && c != '\n' {
+        if is_unsafe(c) && c != '\n' {
             for unit in c.encode_utf16(&mut [0; 2]) {
                 // Writing to a `String` cannot fail.
                 write!(clean, "\\u{unit:04x}").ok();
@@ -63,10 +63,10 @@ pub(crate) fn json_line(value: &serde_json::Value) -> String {
     clean_json(&format!("{value}\n"))
 }
 
-fn escape(text: &str, stays: impl Fn(char) -> bool) -> String {
+fn escape(text: &str, is_kept: impl Fn(char) -> bool) -> String {
     let mut clean = String::with_capacity(text.len());
     for c in text.chars() {
-        if stays(c) { clean.push(c) } else { clean.extend(c.escape_default()) }
+        if is_kept(c) { clean.push(c) } else { clean.extend(c.escape_default()) }
     }
     clean
 }
@@ -76,14 +76,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_would_steer_a_terminal_is_written_out() {
+    fn control_characters_and_bidirectional_marks_are_escaped() {
         assert_eq!(clean("a\x1b[2J\nb\u{202e}ü"), "a\\u{1b}[2J\\nb\\u{202e}ü");
         assert_eq!(clean("\u{9b}31m\x7f\u{61c}\u{2066}"), "\\u{9b}31m\\u{7f}\\u{61c}\\u{2066}");
         assert_eq!(clean_lines("a\n\tb\r\x07"), "a\n\tb\\r\\u{7}");
     }
 
     #[test]
-    fn colours_of_ours_stay_and_nothing_else_does() {
+    fn colour_sequences_are_kept_and_all_others_escaped() {
         assert_eq!(clean_coloured("\x1b[1;31mred\x1b[0m\n"), "\x1b[1;31mred\x1b[0m\n");
         assert_eq!(clean_coloured("\x1b[2J\x1b]0;t\x07\x1b["), "\\u{1b}[2J\\u{1b}]0;t\\u{7}\\u{1b}[");
         assert_eq!(clean_coloured("\x1b[31\u{9b}m"), "\\u{1b}[31\\u{9b}m");
@@ -93,7 +93,7 @@ mod tests {
     fn json_keeps_its_value() {
         let value = serde_json::json!({"a": "\x1b\u{9b}\u{202e}\u{e0041}ü\n", "b": [1]});
         let text = clean_json(&format!("{value}\n"));
-        assert!(text.trim_end().chars().all(|c| !steers(c)), "{text}");
+        assert!(text.trim_end().chars().all(|c| !is_unsafe(c)), "{text}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(&text).expect("it is JSON"), value);
     }
 }

@@ -244,7 +244,7 @@ fn state(info: &ProcessInfo) -> String {
         (Cause::Exit | Cause::Signal | Cause::Terminated, Some(signal)) => format!("killed {}", ids::clean(signal)),
         (Cause::Exit | Cause::Signal | Cause::Terminated, None) => format!("exited {}", exit.exit_code),
     };
-    // The process has exited, but a descendant still holds its streams open.
+    // A process that is not closed yet has descendants that hold its streams open.
     if info.closed { ended } else { format!("{ended}, open") }
 }
 
@@ -278,14 +278,16 @@ mod tests {
     }
 
     #[test]
-    fn columns_fit_and_nothing_in_them_steers_the_terminal() {
+    fn columns_fit_and_control_characters_are_escaped() {
         let exit =
             Exit { exit_code: 3, signal: None, cause: Cause::Exit, usage: Usage::default(), limits_hit: Vec::new() };
         let mut done = process("long-name-of-it", &["sh", "-c", "echo \x1b[2J; it's"]);
-        (done.exited, done.exit, done.closed) = (true, Some(exit), true);
-        let mut waits = process("w", &["cat"]);
-        waits.blocked = Some(Blocked::Quota);
-        let text = table(&[done, waits], Duration::from_secs(91), 0, PLAIN);
+        done.exited = true;
+        done.exit = Some(exit);
+        done.closed = true;
+        let mut blocked = process("w", &["cat"]);
+        blocked.blocked = Some(Blocked::Quota);
+        let text = table(&[done, blocked], Duration::from_secs(91), 0, PLAIN);
         let expected = "\
 ID               PID  STATE          AGE  OUTPUT  SESSION   COMMAND
 long-name-of-it  42   exited 3       1m   20K     01234567  sh -c 'echo \\u{1b}[2J; it'\\''s'
@@ -297,11 +299,12 @@ w                42   blocked quota  1m   20K     01234567  cat
     }
 
     #[test]
-    fn what_runs_stands_first_and_the_newest_first() {
+    fn running_processes_come_first_and_newer_before_older() {
         let mut all = ["ended-old", "running-old", "ended-new", "running-new"].map(|id| process(id, &["x"]));
         for (at, info) in all.iter_mut().enumerate() {
             info.started_at_ms = at as u64;
-            (info.exited, info.closed) = (info.process_id.as_str().starts_with("ended"), true);
+            info.exited = info.process_id.as_str().starts_with("ended");
+            info.closed = true;
         }
         sort(&mut all);
         let order: Vec<&str> = all.iter().map(|info| info.process_id.as_str()).collect();
@@ -309,7 +312,7 @@ w                42   blocked quota  1m   20K     01234567  cat
     }
 
     #[test]
-    fn a_screen_has_as_many_lines_as_the_terminal() {
+    fn a_screen_fits_the_terminal_and_counts_the_hidden_processes() {
         let all: Vec<ProcessInfo> = (0..30).map(|n| process(&format!("p{n}"), &["x"])).collect();
         let text = screen(&all, Duration::ZERO, Size { rows: 10, cols: 60 }, "", PLAIN);
         assert_eq!(text.lines().next(), Some("30 running, 0 ended, 23 not shown"));

@@ -54,7 +54,7 @@ mod tests {
     #[test]
     fn a_tilde_alone_is_the_home_of_the_server() {
         let roots = Roots { directory: "/srv".into(), home: Some("/home/me".into()) };
-        for (path, whole) in [
+        for (path, absolute) in [
             ("/etc", "/etc"),
             ("a/b", "/srv/a/b"),
             (".", "/srv/."),
@@ -65,7 +65,7 @@ mod tests {
             ("./~", "/srv/./~"),
             ("a/~", "/srv/a/~"),
         ] {
-            assert_eq!(roots.resolve(Path::new(path)).expect("it is known"), Path::new(whole), "{path}");
+            assert_eq!(roots.resolve(Path::new(path)).expect("it is known"), Path::new(absolute), "{path}");
         }
         let homeless = Roots { home: None, ..roots };
         assert!(homeless.resolve(Path::new("~/a")).is_err());

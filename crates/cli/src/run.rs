@@ -39,7 +39,7 @@ pub(crate) fn run(args: &args::RunArgs, token: Option<env_token::StoredToken>) -
 }
 
 /// The id given by `--name`, if no running process has it; without `--name` a generated one.
-pub(crate) async fn name(args: &args::RunArgs, client: &Client) -> anyhow::Result<ProcessId> {
+pub(crate) async fn choose_id(args: &args::RunArgs, client: &Client) -> anyhow::Result<ProcessId> {
     let Some(name) = &args.name else {
         return Ok(ids::generate(args.argv.first().map_or("", String::as_str)));
     };
@@ -47,7 +47,7 @@ pub(crate) async fn name(args: &args::RunArgs, client: &Client) -> anyhow::Resul
         // An older server cannot list other sessions. It refuses an id that is taken within the session.
         return Ok(name.as_str().into());
     }
-    let all = client.list(Scope::All).await.with_context(|| format!("look whether `{name}` is in use"))?;
+    let all = client.list(Scope::All).await.with_context(|| format!("check whether `{name}` is in use"))?;
     if ids::is_in_use(name, &all) {
         anyhow::bail!(
             "a process named `{0}` is already running; choose another name, or run `exec-server kill {0}` first",
@@ -73,7 +73,7 @@ async fn remote(args: &args::RunArgs, server: &Server) -> anyhow::Result<u8> {
     let client = server.open(|builder| builder).await?;
     let spec = server.spec().map(|(spec, _)| spec);
     let driven = async {
-        let id = name(args, &client).await?;
+        let id = choose_id(args, &client).await?;
         let prepared = start::prepare(args, &client, ServerKind::Remote, spec, id).await?;
         drive(args, &client, prepared, ServerKind::Remote).await
     };
@@ -107,7 +107,7 @@ async fn drive(
     let PreparedStart { start, grants } = prepared;
     // Register the signal handlers before the start, so that a signal that arrives with the first instruction is not lost.
     let mut signals = SignalStream::new().context("listen to signals")?;
-    let (process, pending) = match begin(client, start, &mut signals).await {
+    let (process, pending) = match start_process(client, start, &mut signals).await {
         Ok(started) => started,
         Err(end) => return Ok(end),
     };
@@ -147,13 +147,14 @@ async fn drive(
             terminal::reset_screen();
             Ok(RunEnd::Left { id, code: 0 })
         }
+        // An owner leaves only while the link is broken: at a second signal, or when the terminal hangs up.
         StreamOutcome::Left(_) => Ok(RunEnd::Left { id, code: codes::TROUBLE }),
     }
 }
 
-/// Starts the process. Returns it with the signals received in the meantime, which are to be passed on. A second signal while the server
-/// does not answer calls the start off.
-async fn begin(
+/// Starts the process. Returns it with the signals received in the meantime, which are to be passed on. A second signal during the start
+/// cancels it.
+async fn start_process(
     client: &Client,
     start: Start,
     signals: &mut SignalStream,

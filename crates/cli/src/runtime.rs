@@ -20,19 +20,19 @@ pub(crate) fn new() -> io::Result<Runtime> {
 
 /// Runs a command to its end on a new multi-threaded runtime.
 pub(crate) fn block_on<T>(command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    on(new(), command)
+    run_on(new(), command)
 }
 
 /// Like `block_on`, but on the current thread; only the blocking pool adds threads. Copied bytes then stay in the cache of one core and
 /// wake no other thread.
 pub(crate) fn block_on_here<T>(command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    on(Builder::new_current_thread().enable_all().build(), command)
+    run_on(Builder::new_current_thread().enable_all().build(), command)
 }
 
-fn on<T>(runtime: io::Result<Runtime>, command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+fn run_on<T>(runtime: io::Result<Runtime>, command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let mut done = None;
     run_to_end(runtime, Box::pin(async { done = Some(command.await) }))?;
-    done.expect("the runtime was not left before the command ended")
+    done.expect("the runtime runs the command to its end")
 }
 
 /// Takes a boxed future, so that the runtime is compiled once and not again for the type of each command.

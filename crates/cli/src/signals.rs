@@ -74,19 +74,19 @@ impl SignalStream {
     /// Waits for the first signal that shuts a server down. From then on, the next one ends the program at once.
     pub(crate) async fn shutdown(&mut self) {
         self.next_number().await;
-        let again = Self::for_ending();
-        // The task has no owner: it ends with the process.
-        #[expect(clippy::disallowed_methods, reason = "this task's end is the end of the program")]
+        let second = Self::for_ending();
+        // The task has no owner: it runs until the process exits.
+        #[expect(clippy::disallowed_methods, reason = "this task ends only with the program")]
         tokio::spawn(async move {
-            if let Ok(mut again) = again {
-                again.next_number().await;
+            if let Ok(mut second) = second {
+                second.next_number().await;
                 process::exit(1);
             }
         });
     }
 }
 
-/// Stops this process until it receives SIGCONT.
+/// Stops this process until it receives SIGCONT. Uses SIGSTOP, because SIGTSTP has a handler.
 pub(crate) fn stop_us() {
     // Signalling one's own process cannot fail.
     rustix::process::kill_process(rustix::process::getpid(), Number::STOP).ok();

@@ -8,7 +8,7 @@ use tokio::time;
 
 use crate::ids;
 
-/// How often the process is polled. If nothing has changed between two polls, that is reported.
+/// How often the process is polled. If it is blocked at two polls in a row with no event in between, that is reported.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A sequence number beyond every event: a read after it returns no output, only the state of the process.
@@ -17,19 +17,19 @@ const BEYOND: u64 = u64::MAX / 2;
 /// Polls the process until the future is dropped; never returns. Cancel-safe.
 pub(crate) async fn watch(process: &Process) {
     let mut seen = None;
-    let mut is_told = false;
+    let mut is_reported = false;
     loop {
         time::sleep(LOOK_EVERY).await;
         // A broken link is reported elsewhere, and the end of the process ends the command.
         let Ok(read) = process.read(BEYOND, None, Duration::ZERO).await else { continue };
         let now = read.blocked.map(|blocked| (blocked, read.next_seq));
         match now.filter(|_| now == seen) {
-            Some((blocked, _)) if !is_told => {
-                is_told = true;
+            Some((blocked, _)) if !is_reported => {
+                is_reported = true;
                 report!("{}", explain(process, blocked));
             }
             Some(_) => {}
-            None => is_told = false,
+            None => is_reported = false,
         }
         seen = now;
     }

@@ -47,7 +47,7 @@ pub(crate) struct PreparedStart {
     pub(crate) grants: Option<Grants>,
 }
 
-/// Builds the start that the flags describe. Asks the server where a default is only known there. `spec` is the server's entry in
+/// Builds the start that the flags describe. Asks the server for the defaults that only it knows. `spec` is the server's entry in
 /// `environments.toml`, if it has one.
 pub(crate) async fn prepare(
     args: &args::RunArgs,
@@ -102,8 +102,9 @@ pub(crate) async fn prepare(
     }
     // Without `--detach` the session ends with the program. The server has to forget the process only if the user leaves it running with
     // the detach keys.
-    let is_served = client.server().capabilities.auto_forget;
-    start = start.auto_forget(args.rm && (args.detach || is_served));
+    // For a server without this capability the client refuses such a start, which is right only with `--detach`.
+    let can_auto_forget = client.server().capabilities.auto_forget;
+    start = start.auto_forget(args.rm && (args.detach || can_auto_forget));
     Ok(PreparedStart { start, grants })
 }
 
@@ -184,7 +185,7 @@ fn environment(start: Start, requested: Option<InheritArg>, server_kind: ServerK
     };
     match server_kind {
         ServerKind::Remote => start.inherit(inherit),
-        // Our own variables go to our own program, so none of them has to be hidden.
+        // The variables stay on this machine and with this user, so those that look like secrets are not removed.
         ServerKind::Embedded => start.env_policy(Some(EnvPolicy {
             inherit,
             ignore_default_excludes: true,

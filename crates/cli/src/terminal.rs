@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use rustix::termios::{self, OptionalActions, Termios};
 
 /// The modes to restore; `None` while the terminal is not in raw mode.
-static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
+static PREVIOUS_MODES: Mutex<Option<Termios>> = Mutex::new(None);
 
 /// Resets what a full-screen program may have changed: alternate screen, hidden cursor, colours, mouse reports, bracketed paste,
 /// application keys.
@@ -60,7 +60,7 @@ impl Drop for Terminal {
 
 /// Whether our terminal is in raw mode.
 pub(crate) fn is_raw() -> bool {
-    BEFORE.lock().is_some()
+    PREVIOUS_MODES.lock().is_some()
 }
 
 /// Whether another program, such as ssh, is reading a password from our terminal: then echo is off.
@@ -130,21 +130,22 @@ fn write(sequence: &[u8]) {
 
 fn make_raw() -> anyhow::Result<()> {
     let stdin = io::stdin();
-    let mut before = BEFORE.lock();
+    let mut previous = PREVIOUS_MODES.lock();
     let now = termios::tcgetattr(&stdin).context("read the modes of the terminal")?;
-    let mut raw = before.get_or_insert(now).clone();
+    // In raw mode already, keep the modes from before.
+    let mut raw = previous.get_or_insert(now).clone();
     raw.make_raw();
     // `Now` does not flush the input: keys typed while the program was being started are meant for it.
     let made = termios::tcsetattr(&stdin, OptionalActions::Now, &raw);
     if made.is_err() {
-        *before = None;
+        *previous = None;
     }
     made.context("make the terminal raw")
 }
 
 /// Restores the modes, at the end or for a while, such as during a suspend. Does nothing if the terminal is not raw.
 pub(crate) fn restore() {
-    if let Some(modes) = BEFORE.lock().take() {
+    if let Some(modes) = PREVIOUS_MODES.lock().take() {
         // Ignore the error, because the terminal may have gone. Do not drain: output stopped with Ctrl-S would block us forever.
         termios::tcsetattr(io::stdin(), OptionalActions::Now, &modes).ok();
     }

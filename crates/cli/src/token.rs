@@ -63,6 +63,7 @@ fn state_dir(location: &TokenFileArgs) -> anyhow::Result<PathBuf> {
 /// The local listener that a client URL refers to.
 fn local_listener(url: &str) -> anyhow::Result<ListenUrl> {
     let without_token = url.split('?').next().unwrap_or_default();
+    // A listener has an IP address, never a host name.
     let by_address = without_token.replacen("//localhost:", "//127.0.0.1:", 1);
     by_address.parse().with_context(|| {
         format!(
@@ -107,13 +108,13 @@ fn create(args: &TokenCreateArgs) -> anyhow::Result<()> {
         }
     }
     if let Some(dir) = state_dir {
-        warn_of_no_use(dir)?;
+        warn_if_unused(dir)?;
     }
     Ok(())
 }
 
 /// Warns if the server does not require a token.
-fn warn_of_no_use(dir: &Path) -> anyhow::Result<()> {
+fn warn_if_unused(dir: &Path) -> anyhow::Result<()> {
     let Some(all) = listeners::read(dir) else {
         message!("note: no server has used `{}` yet; check that it is the right one", dir.display());
         return Ok(());

@@ -5,7 +5,14 @@ use std::process::ExitCode;
 use exec_server_client::{Client, Event, Events, Exit, protocol::process::ProcessInfo};
 use serde_json::json;
 
-use crate::{args, codes, connect::ListingSession, env_token, kill::keep_first, logs, print, stall};
+use crate::{
+    args, codes,
+    connect::ListingSession,
+    env_token, ids,
+    kill::keep_first,
+    logs::{self, LogReader},
+    print, stall,
+};
 
 /// Waits for all processes in the given order and returns the exit code of the last one.
 pub(crate) fn run(args: &args::WaitArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
@@ -20,7 +27,7 @@ pub(crate) fn run(args: &args::WaitArgs, token: Option<env_token::StoredToken>) 
             let done = ended.map(|(info, exit)| {
                 code = codes::of_exit(&exit);
                 if args.json {
-                    print::json(&format!("{}\n", described(info, &exit))).ok(); // If stdout is closed, the reader has gone.
+                    print::json(&format!("{}\n", exit_json(info, &exit))).ok(); // If stdout is closed, the reader has gone.
                 }
             });
             failed = keep_first(failed, done);
@@ -33,17 +40,16 @@ async fn ended(client: &Client, info: &ProcessInfo) -> anyhow::Result<Exit> {
     if let Some(exit) = info.exit.clone().filter(|_| info.closed) {
         return Ok(exit.into());
     }
-    // If the process has already exited, start at its exit event; earlier output is not needed.
+    // The output is not needed. If the process has exited, start one event earlier: the last one may be its exit.
     let after = info.next_seq.saturating_sub(if info.exited { 2 } else { 1 });
-    let process = logs::attach(client, info, after, false).await?;
+    let process = logs::attach(client, info, after, LogReader::Observer).await?;
     let events = process.events_after(after);
     tokio::select! {
         ended = to_end(events) => ended?,
         () = stall::watch(&process) => {}
     }
     let known = process.exit().or_else(|| info.exit.clone().map(Into::into));
-    known
-        .ok_or_else(|| anyhow::anyhow!("`{}` closed without an exit code", crate::ids::clean(info.process_id.as_str())))
+    known.ok_or_else(|| anyhow::anyhow!("`{}` closed without an exit code", ids::clean(info.process_id.as_str())))
 }
 
 async fn to_end(mut events: Events) -> anyhow::Result<()> {
@@ -55,7 +61,7 @@ async fn to_end(mut events: Events) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn described(info: &ProcessInfo, exit: &Exit) -> serde_json::Value {
+fn exit_json(info: &ProcessInfo, exit: &Exit) -> serde_json::Value {
     json!({
         "processId": info.process_id,
         "sessionId": info.session_id,

@@ -45,7 +45,7 @@ pub(super) struct ProgressLine {
     files: u64,
     bytes: u64,
     /// Total size of the files begun so far; a lower bound of the total.
-    begun: u64,
+    begun_bytes: u64,
     /// Set when the source has been counted.
     pub(super) total: Option<u64>,
     /// The largest fraction shown so far.
@@ -62,7 +62,7 @@ impl ProgressLine {
             drawn: None,
             files: 0,
             bytes: 0,
-            begun: 0,
+            begun_bytes: 0,
             total: None,
             fraction: 0.0,
             samples: VecDeque::from([(Duration::ZERO, 0)]),
@@ -71,7 +71,7 @@ impl ProgressLine {
     }
 
     pub(super) fn begin_file(&mut self, name: String, size: u64) {
-        self.begun = self.begun.saturating_add(size);
+        self.begun_bytes = self.begun_bytes.saturating_add(size);
         self.name = name;
     }
 
@@ -86,8 +86,8 @@ impl ProgressLine {
     }
 
     pub(super) fn finish(&mut self) {
-        // The copy has ended, so every file has been begun and `begun` is the total.
-        self.total.get_or_insert(self.begun);
+        // The copy has ended, so every file has been begun and `begun_bytes` is the total.
+        self.total.get_or_insert(self.begun_bytes);
         self.draw();
         put("\n");
     }
@@ -101,6 +101,7 @@ impl ProgressLine {
     fn draw(&mut self) {
         self.drawn = Some(Instant::now());
         let width = usize::from(terminal::size().map_or(80, |size| size.cols));
+        // Leave the last column free: writing to it would wrap the line on some terminals.
         let text: String = self.text(self.began.elapsed()).chars().take(width.saturating_sub(1)).collect();
         put(&format!("\r\x1b[K{text}"));
     }
@@ -110,7 +111,7 @@ impl ProgressLine {
         let speed = self.speed(now);
         let rest = format!("{}/s", display::size(speed as u64));
         let copied = display::size(self.bytes);
-        let Some(total) = self.total.map(|total| total.max(self.begun)) else {
+        let Some(total) = self.total.map(|total| total.max(self.begun_bytes)) else {
             return format!("[{:^BAR$}]  {copied}  {rest}  {} files  {}", "counting", self.files, self.name);
         };
         let fraction = if total == 0 { 1.0 } else { (self.bytes as f64 / total as f64).min(1.0) };
@@ -120,6 +121,7 @@ impl ProgressLine {
         let left = if missing == 0 || now < SPEED_AFTER || speed < 1.0 {
             String::new()
         } else {
+            // `from_secs_f64` panics on a value that is too large.
             format!("  {} left", display::age(Duration::from_secs_f64((missing as f64 / speed).min(1e9))))
         };
         format!(
@@ -173,6 +175,7 @@ async fn count_tree(source: &CopyEndpoint) -> Option<u64> {
             && let Some((dir, after)) = waiting.pop()
         {
             listing.push(async move {
+                // The root is canonical, and the copy follows no symlink below it.
                 let page = source.files.list(&dir, after, Links::Refuse).await;
                 (dir, page)
             });
@@ -181,6 +184,7 @@ async fn count_tree(source: &CopyEndpoint) -> Option<u64> {
         // The copy reports a directory that cannot be listed; here it counts as empty.
         let Ok(page) = page else { continue };
         entries += page.entries.len();
+        // An empty page with `more` would be requested again forever.
         if entries > ENTRIES_MAX || (page.more && page.entries.is_empty()) {
             return None;
         }
@@ -208,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_says_how_far_it_is_and_how_long_it_takes() {
+    fn the_line_shows_the_progress_and_the_time_left() {
         let mut line = ProgressLine::new();
         line.begin_file("big".to_owned(), 2 << 30);
         line.total = Some(2 << 30);
@@ -221,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn no_fraction_is_shown_before_the_total_is_known_and_none_falls_afterwards() {
+    fn no_fraction_is_shown_before_the_total_is_known_and_it_never_falls_afterwards() {
         let mut line = ProgressLine::new();
         line.begin_file("first".to_owned(), MIB);
         line.bytes = MIB;

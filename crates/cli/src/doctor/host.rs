@@ -50,7 +50,7 @@ fn kernel() -> CheckOutcome {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     match crate::kernel::check() {
         Err(error) => missing(error.to_string(), "use a host with Linux 5.9 or newer"),
-        Ok(Some(lack)) => weak(lack, "Linux 6.9 or newer signals groups without a race"),
+        Ok(Some(lack)) => weak(lack, "use Linux 6.9 or newer, which signals process groups without a race"),
         Ok(None) => fine(release),
     }
 }
@@ -107,7 +107,7 @@ fn user_namespaces() -> CheckOutcome {
         || read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").as_deref() == Some("1");
     if is_off {
         const ADVICE: &str = "allow them: a server that is not root needs them for sandboxes, and refuses such a start";
-        weak("not for every user", ADVICE)
+        weak("not available to every user", ADVICE)
     } else {
         fine("available")
     }
@@ -120,7 +120,7 @@ fn cgroup() -> CheckOutcome {
     let Some(own) = read("/proc/self/cgroup")
         .and_then(|text| text.lines().find_map(|line| line.strip_prefix("0::").map(str::to_owned)))
     else {
-        return weak("not the unified hierarchy", ADVICE);
+        return weak("this host does not use cgroup v2", ADVICE);
     };
     let dir = PathBuf::from(format!("/sys/fs/cgroup{own}"));
     let controllers = fs::read_to_string(dir.join("cgroup.controllers")).unwrap_or_default();
@@ -132,8 +132,9 @@ fn cgroup() -> CheckOutcome {
     if !has("pids") || !has("memory") {
         return weak(format!("delegated, without pids or memory: `{}`", controllers.trim()), ADVICE);
     }
+    // The root cgroup never has `cgroup.kill`.
     if !dir.join("cgroup.kill").exists() && own != "/" {
-        return weak("delegated, without cgroup.kill", "Linux 5.14 or newer ends a group at once");
+        return weak("delegated, without cgroup.kill", "use Linux 5.14 or newer, which kills a whole group at once");
     }
     fine(format!("delegated: {}", controllers.trim()))
 }

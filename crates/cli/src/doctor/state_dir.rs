@@ -9,7 +9,7 @@ use std::{
 
 use super::{CheckOutcome, Finding, fine, missing, weak};
 
-/// Output is spilled to the state directory; with less free space than this it is full soon.
+/// Output is spilled to the state directory. With less free space than this, it fills up soon.
 const LITTLE_SPACE: u64 = 1 << 30;
 
 /// The file system type that `statfs` reports for tmpfs.
@@ -32,10 +32,10 @@ fn permissions(dir: &Path) -> CheckOutcome {
         }
         Err(error) => missing(format!("`{shown}`: {error}"), OTHER),
         Ok(found) if !found.is_dir() => missing(format!("`{shown}` is not a directory"), OTHER),
-        Ok(found) if is_ours_alone(&found) => fine(format!("`{shown}`, ours alone")),
+        Ok(found) if is_ours_alone(&found) => fine(format!("`{shown}`, accessible only to you")),
         Ok(found) => missing(
             format!("`{shown}` has mode {:o} and owner {}", found.mode() & 0o777, found.uid()),
-            "make it yours with mode 0700: anyone who reads it has your token",
+            "change the owner to yourself and the mode to 0700: anyone who can read the directory has your token",
         ),
     }
 }
@@ -59,7 +59,7 @@ fn space(dir: &Path) -> CheckOutcome {
         );
     }
     if free < LITTLE_SPACE {
-        return weak(seen, "free some: without it the output of a detached process stays in memory");
+        return weak(seen, "free some space: without it, the output of a detached process stays in memory");
     }
     fine(seen)
 }
@@ -67,11 +67,11 @@ fn space(dir: &Path) -> CheckOutcome {
 fn token(dir: &Path) -> Option<CheckOutcome> {
     let found = fs::metadata(dir.join("token")).ok()?;
     Some(if is_ours_alone(&found) {
-        fine("ours alone")
+        fine("accessible only to you")
     } else {
         missing(
             format!("mode {:o}, owner {}", found.mode() & 0o777, found.uid()),
-            "make it yours with mode 0600, or remove it: a new one is created",
+            "change the owner to yourself and the mode to 0600, or remove the file: the next start creates a new token",
         )
     })
 }
@@ -82,7 +82,7 @@ fn server(dir: &Path) -> CheckOutcome {
     let holders = sessions.filter(|session| session.path().join("sock").exists()).count();
     let holders = format!("{holders} {}", if holders == 1 { "holder" } else { "holders" });
     let Some(pid) = lock_holder(dir) else {
-        if let Some(pid) = serving(dir) {
+        if let Some(pid) = find_by_command_line(dir) {
             return missing(
                 format!(
                     "process {pid} serves `{}`, but the directory was removed or replaced while it ran",
@@ -105,11 +105,11 @@ fn server(dir: &Path) -> CheckOutcome {
 }
 
 /// Finds a server of our user that was started with this state directory, by the command lines of all processes.
-fn serving(dir: &Path) -> Option<u32> {
+fn find_by_command_line(dir: &Path) -> Option<u32> {
     let us = rustix::process::geteuid().as_raw();
     let processes = fs::read_dir("/proc").ok()?.filter_map(Result::ok);
     let mut pids = processes.filter_map(|entry| Some((entry.file_name().to_str()?.parse::<u32>().ok()?, entry.path())));
-    let is_it = |process: &Path| {
+    let serves_dir = |process: &Path| {
         let arguments = fs::read(process.join("cmdline")).unwrap_or_default();
         let words: Vec<&[u8]> = arguments.split(|byte| *byte == 0).collect();
         let names_dir =
@@ -133,7 +133,7 @@ fn serving(dir: &Path) -> Option<u32> {
             .ok()?;
         Some(uid == us)
     };
-    pids.find(|(_, process)| is_it(process) && is_ours(process) == Some(true)).map(|(pid, _)| pid)
+    pids.find(|(_, process)| serves_dir(process) && is_ours(process) == Some(true)).map(|(pid, _)| pid)
 }
 
 /// The pid that holds the lock of a state directory, from `/proc/locks`.

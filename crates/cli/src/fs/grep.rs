@@ -33,7 +33,8 @@ pub(super) async fn run(remote: &ServerFiles, args: &args::GrepArgs) -> anyhow::
     let mut has_failed = false;
     for path in paths {
         let typed = (!args.paths.is_empty()).then_some(path.as_path());
-        let error = match one(remote, args, path, typed, args.max_matches.saturating_sub(matches)).await {
+        let max_matches = args.max_matches.saturating_sub(matches);
+        let error = match search_path(remote, args, path, typed, max_matches).await {
             Ok(found) => {
                 matches += found;
                 continue;
@@ -45,7 +46,7 @@ pub(super) async fn run(remote: &ServerFiles, args: &args::GrepArgs) -> anyhow::
         }
         report!("{}", ids::clean(&error.to_string()));
         if error.kind == FileErrorKind::InvalidPattern {
-            // The pattern is part of the command line.
+            // The pattern is part of the command line, so this is a usage error.
             return Ok(codes::USAGE);
         }
         has_failed = true;
@@ -58,15 +59,15 @@ pub(super) async fn run(remote: &ServerFiles, args: &args::GrepArgs) -> anyhow::
 }
 
 /// Searches one path. Returns the number of matching lines.
-async fn one(
+async fn search_path(
     remote: &ServerFiles,
     args: &args::GrepArgs,
     path: &Path,
     typed: Option<&Path>,
-    most: u64,
+    max_matches: u64,
 ) -> anyhow::Result<u64> {
     let full = remote.path(path);
-    let mut search = remote.files.search(&full, params(args, most)).await?;
+    let mut search = remote.files.search(&full, params(args, max_matches)).await?;
     let mut printer = MatchPrinter { args, is_terminal: is_terminal(), palette: Palette::of_stdout(), last: None };
     while let Some(found) = search.next().await? {
         let mut text = Vec::new();
@@ -86,12 +87,15 @@ async fn one(
     Ok(summary.matches)
 }
 
-fn params(args: &args::GrepArgs, most: u64) -> SearchParams {
+fn params(args: &args::GrepArgs, max_matches: u64) -> SearchParams {
+    // `RemoteFiles::search` replaces the path.
     let mut params = SearchParams::new(PathArg::new("/"), args.pattern.clone());
-    (params.literal, params.ignore_case, params.word) = (args.fixed_strings, args.ignore_case, args.word_regexp);
+    params.literal = args.fixed_strings;
+    params.ignore_case = args.ignore_case;
+    params.word = args.word_regexp;
     params.before = args.before_context.or(args.context);
     params.after = args.after_context.or(args.context);
-    params.max_matches = Some(most);
+    params.max_matches = Some(max_matches);
     params.max_per_file = if args.files_with_matches { Some(1) } else { args.max_count };
     params.max_line_bytes = Some(LINE_BYTES);
     for glob in &args.glob {
@@ -103,7 +107,7 @@ fn params(args: &args::GrepArgs, most: u64) -> SearchParams {
     params.scan.hidden = args.hidden;
     params.scan.ignore_rules = Some(!args.no_ignore);
     let timeout = args.timeout.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-    // Without `--timeout`, ask for the longest time that the server allows. The user can interrupt the command.
+    // Without `--timeout`, request more than the server allows: it uses its maximum then. The user can interrupt the command.
     params.scan.timeout_ms = Some(timeout.unwrap_or(u64::MAX));
     params
 }
@@ -131,8 +135,8 @@ impl MatchPrinter<'_> {
             return;
         }
         let has_context = args.context.or(args.before_context).or(args.after_context).is_some_and(|lines| lines > 0);
-        let is_next = self.last.as_ref().is_none_or(|(last, number)| last == path && number + 1 == line.line);
-        if has_context && !is_next {
+        let is_adjacent = self.last.as_ref().is_none_or(|(last, number)| last == path && number + 1 == line.line);
+        if has_context && !is_adjacent {
             text.extend_from_slice(&self.palette.paint_bytes(display::CYAN, b"--"));
             text.push(b'\n');
         }

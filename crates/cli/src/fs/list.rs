@@ -149,7 +149,7 @@ pub(super) async fn stat(remote: &ServerFiles, args: &args::StatArgs) -> anyhow:
     let links = if args.dereference { Links::Follow } else { Links::Itself };
     for path in &args.paths {
         let full = remote.path(path);
-        // Only the last component must not be followed; symlinks in its parent directories are.
+        // `Links::Itself` refuses symlinks in the parent directories, so resolve those first.
         let full = match (links, full.parent(), full.file_name()) {
             (Links::Itself, Some(parent), Some(name)) => match remote.files.canonicalize(parent).await {
                 Ok(parent) => parent.join(name),
@@ -222,6 +222,7 @@ pub(super) async fn tree(remote: &ServerFiles, args: &args::TreeArgs) -> anyhow:
         max_depth: args.depth,
         ..ScanParams::default()
     };
+    // `RemoteFiles::glob` replaces the path.
     let params = GlobParams { scan, max_results: Some(TREE_NAMES), ..GlobParams::new(PathArg::new("/"), "**") };
     let mut failures = FailureCount::default();
     let Some(found) = failures.record(remote.files.glob(&full, params).await)? else { return Ok(failures.code()) };
@@ -241,6 +242,7 @@ pub(super) async fn tree(remote: &ServerFiles, args: &args::TreeArgs) -> anyhow:
         }
         text.extend_from_slice(line.as_bytes());
         let name = shown(entry.file_name().unwrap_or_default().as_bytes(), is_terminal());
+        // A glob returns no modes, so executable files have no colour of their own here.
         text.extend_from_slice(&Palette::of_stdout().paint_bytes(style(*kind, 0), &name));
         text.extend_from_slice(match kind {
             EntryKind::Directory => b"/\n",
@@ -252,25 +254,26 @@ pub(super) async fn tree(remote: &ServerFiles, args: &args::TreeArgs) -> anyhow:
     report_if_cut(&found.summary, args.depth, &failures)
 }
 
-/// The line art before each name of a tree. `depths` lists the entries in order, a directory before its contents. It is processed from last
-/// to first, so that each entry knows which of its levels continue below it.
+/// The line art before each name of a tree. `depths` lists the entries in order, a directory before its contents. The list is processed
+/// from last to first, so that for each entry it is known which of its levels have a later sibling.
 fn branches(depths: &[usize]) -> Vec<String> {
-    let mut goes_on: Vec<bool> = Vec::new();
+    // For each level, whether a later entry follows on it.
+    let mut continues: Vec<bool> = Vec::new();
     let mut lines: Vec<String> = depths
         .iter()
         .rev()
         .map(|depth| {
-            goes_on.resize(*depth, false);
+            continues.resize(*depth, false);
             let mut line = String::new();
-            for (at, goes_on) in goes_on.iter().enumerate() {
-                line.push_str(match (at + 1 == *depth, goes_on) {
+            for (level, continues) in continues.iter().enumerate() {
+                line.push_str(match (level + 1 == *depth, continues) {
                     (true, true) => "├── ",
                     (true, false) => "└── ",
                     (false, true) => "│   ",
                     (false, false) => "    ",
                 });
             }
-            if let Some(last) = goes_on.last_mut() {
+            if let Some(last) = continues.last_mut() {
                 *last = true;
             }
             line
@@ -295,14 +298,14 @@ fn report_if_cut(summary: &ScanSummary, depth: Option<u64>, failures: &FailureCo
         report!("the tree is incomplete; limit reached: {}", cuts.join(", "));
     }
     let is_whole = cuts.is_empty() && summary.error_count == 0;
-    Ok(if is_whole { failures.code() } else { codes::NOT_COPIED })
+    Ok(if is_whole { failures.code() } else { codes::FILES_FAILED })
 }
 
 fn millis(moment: Moment) -> i64 {
     moment.seconds.saturating_mul(1000).saturating_add(i64::from(moment.nanos / 1_000_000))
 }
 
-/// A word for `stat`, and the first letter of `ls -l`.
+/// The word that `stat` prints, and the first letter of `ls -l`.
 fn kind_names(kind: EntryKind) -> (&'static str, char) {
     match kind {
         EntryKind::File => ("file", '-'),
@@ -335,7 +338,7 @@ mod tests {
     use super::{branches, mode_text};
 
     #[test]
-    fn modes_read_as_everywhere() {
+    fn modes_are_printed_as_by_ls() {
         assert_eq!(mode_text(EntryKind::File, 0o644), "-rw-r--r--");
         assert_eq!(mode_text(EntryKind::Directory, 0o1777), "drwxrwxrwt");
         assert_eq!(mode_text(EntryKind::File, 0o4711), "-rws--x--x");

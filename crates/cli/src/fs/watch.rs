@@ -14,17 +14,18 @@ use crate::{args, codes, print::put, printable};
 pub(super) async fn run(remote: &ServerFiles, args: &args::WatchArgs) -> anyhow::Result<u8> {
     let path = args.path.clone().unwrap_or_else(|| PathBuf::from("."));
     let full = remote.path(&path);
+    // `RemoteFiles::watch` replaces the path and the id.
     let mut params = WatchParams::new(PathArg::new("/"), "");
     params.recursive = Some(!args.flat);
     params.exclude.clone_from(&args.exclude);
     let mut failures = FailureCount::default();
     let Some(mut watch) = failures.record(remote.files.watch(&full, params).await)? else { return Ok(failures.code()) };
-    report!("watching, directories: {}", watch.directories);
+    report!("watching; directories: {}", watch.directories);
     let mut unwatched = 0;
     loop {
         if watch.unwatched > unwatched {
             unwatched = watch.unwatched;
-            report!("not watched because of a limit of the server or its host: {unwatched}");
+            report!("directories not watched, because of a limit of the server or its host: {unwatched}");
         }
         let Some(update) = failures.record(watch.next(args.settle).await)? else { return Ok(failures.code()) };
         watch.unwatched = update.unwatched;
@@ -40,7 +41,7 @@ pub(super) async fn run(remote: &ServerFiles, args: &args::WatchArgs) -> anyhow:
         match update.ended {
             Some(WatchEnd::RootRemoved) => {
                 report!("watch ended: the path was removed or moved away");
-                return Ok(codes::NOT_COPIED);
+                return Ok(codes::FILES_FAILED);
             }
             Some(WatchEnd::Failed) => {
                 report!("watch failed: the server could not read change events");

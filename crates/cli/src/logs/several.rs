@@ -5,7 +5,10 @@
 
 use std::{collections::BTreeMap, io};
 
-use exec_server_client::{Client, protocol::process::ProcessInfo};
+use exec_server_client::{
+    Client,
+    protocol::process::{ProcessInfo, Stream},
+};
 use futures_util::future;
 use serde_json::{Value, json};
 use tokio::{
@@ -13,7 +16,7 @@ use tokio::{
     sync::Mutex,
 };
 
-use super::{LogSink, attach, follow, read_to, start};
+use super::{LogSink, ReadPlan, attach, follow, read_to};
 use crate::{
     args,
     connect::ListingSession,
@@ -22,9 +25,8 @@ use crate::{
     kill::keep_first,
     print, printable,
 };
-use exec_server_protocol::process::Stream;
 
-/// A longer line is printed in parts of this size.
+/// A longer line is printed in parts that are slightly longer than this.
 const LINE_MAX: usize = 1 << 20;
 
 /// Colours for the names, used in turn.
@@ -43,21 +45,22 @@ pub(super) async fn show(args: &args::LogsArgs, listing: &ListingSession) -> any
     let stdout = Mutex::new(exec_server_rpc::stdio().writer);
     let names = names(&found);
     let widest = names.iter().map(|name| display::width(name)).max().unwrap_or_default();
-    let sinks = found.iter().zip(&names).enumerate().map(|(at, (of, name))| {
+    let sinks = found.iter().zip(&names).enumerate().map(|(at, (target, name))| {
         let style = STYLES[at % STYLES.len()];
         let padded = display::pad(name, widest) + " |";
         let prefixes = [Palette::of_stdout(), Palette::of_stderr()].map(|palette| palette.paint(style, &padded) + " ");
-        let id = of.1.process_id.as_str();
-        (of, LinePrinter { stdout: &stdout, id, prefixes, as_json: args.json, open: Default::default() })
+        let id = target.1.process_id.as_str();
+        (target, LinePrinter { stdout: &stdout, id, prefixes, as_json: args.json, open: Default::default() })
     });
     let mut done = Vec::new();
     if args.follow {
         // A closed stdout ends all; any other error ends only its own log.
-        let each = sinks.map(|((client, info), sink)| async move { pipe_or_rest(one(args, client, info, sink).await) });
+        let each =
+            sinks.map(|((client, info), sink)| async move { split_errors(show_one(args, client, info, sink).await) });
         done = future::try_join_all(each).await?;
     } else {
         for ((client, info), sink) in sinks {
-            done.push(pipe_or_rest(one(args, client, info, sink).await)?);
+            done.push(split_errors(show_one(args, client, info, sink).await)?);
         }
     }
     for done in done {
@@ -67,7 +70,7 @@ pub(super) async fn show(args: &args::LogsArgs, listing: &ListingSession) -> any
 }
 
 /// Returns a closed stdout as the outer error and any other error as the inner one.
-fn pipe_or_rest(done: anyhow::Result<()>) -> anyhow::Result<anyhow::Result<()>> {
+fn split_errors(done: anyhow::Result<()>) -> anyhow::Result<anyhow::Result<()>> {
     match done {
         Err(error) if print::is_closed_pipe(&error) => Err(error),
         done => Ok(done),
@@ -87,36 +90,39 @@ fn names(found: &[(&Client, &ProcessInfo)]) -> Vec<String> {
     found.iter().map(|(_, info)| name(info)).collect()
 }
 
-async fn one<W: AsyncWrite + Unpin>(
+/// Prints the log of one process.
+async fn show_one<W: AsyncWrite + Unpin>(
     args: &args::LogsArgs,
     client: &Client,
     info: &ProcessInfo,
     mut sink: LinePrinter<'_, W>,
 ) -> anyhow::Result<()> {
-    let begin = start(args, info);
-    let process = attach(client, info, begin.after, begin.hold).await?;
-    if begin.reads {
+    let plan = ReadPlan::new(args, info);
+    let process = attach(client, info, plan.after, plan.reader).await?;
+    if plan.has_reads {
         let read = read_to(&mut sink, &process, info, args).await;
+        // With `-f`, pushed output may complete the last line.
         if read.is_err() || !args.follow {
             sink.end().await?;
         }
         read?;
     }
-    if args.follow { follow(process.events_after(begin.after), sink).await } else { Ok(()) }
+    if args.follow { follow(process.events_after(plan.after), sink).await } else { Ok(()) }
 }
 
 /// Collects and prints the lines of one process.
 struct LinePrinter<'a, W> {
     stdout: &'a Mutex<W>,
     id: &'a str,
-    /// The prefixes for lines on stdout and stderr.
+    /// The prefixes for lines on stdout (index 0) and stderr (index 1).
     prefixes: [String; 2],
     as_json: bool,
-    /// The incomplete last lines of stdout and stderr.
+    /// The incomplete last lines of stdout (index 0) and stderr (index 1).
     open: [Vec<u8>; 2],
 }
 
 impl<W: AsyncWrite + Unpin> LinePrinter<'_, W> {
+    /// Prints all complete lines of a stream and keeps the rest.
     async fn add(&mut self, at: usize, bytes: &[u8]) -> io::Result<()> {
         self.open[at].extend_from_slice(bytes);
         if self.open[at].len() > LINE_MAX && !self.open[at].contains(&b'\n') {

@@ -59,22 +59,23 @@ async fn scan(process: &Process, mut after: u64, last: u64, ends: &mut LineEnds)
 /// The last line ends in a part of a log.
 struct LineEnds {
     lines: usize,
-    /// For each line end, the event and the offset behind it. One more than `lines` is kept, because the last line end may be the end of
+    /// For each line end, the event and the offset after it. One more than `lines` is kept, because the last line end may be the end of
     /// the log.
-    at: VecDeque<(u64, usize)>,
+    positions: VecDeque<(u64, usize)>,
+    /// Whether the log ends with a line end.
     is_at_end: bool,
 }
 
 impl LineEnds {
     fn new(lines: usize) -> Self {
-        Self { lines, at: VecDeque::new(), is_at_end: false }
+        Self { lines, positions: VecDeque::new(), is_at_end: false }
     }
 
     fn add(&mut self, seq: u64, bytes: &[u8]) {
-        for (place, _) in bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n') {
-            self.at.push_back((seq, place + 1));
-            if self.at.len() > self.lines.saturating_add(1) {
-                self.at.pop_front();
+        for (offset, _) in bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n') {
+            self.positions.push_back((seq, offset + 1));
+            if self.positions.len() > self.lines.saturating_add(1) {
+                self.positions.pop_front();
             }
         }
         if let Some(byte) = bytes.last() {
@@ -85,7 +86,7 @@ impl LineEnds {
     /// `None` if there are fewer lines than requested.
     fn beginning(&self) -> Option<LogPosition> {
         let needed = self.lines + usize::from(self.is_at_end);
-        let (seq, skip) = *self.at.get(self.at.len().checked_sub(needed)?)?;
+        let (seq, skip) = *self.positions.get(self.positions.len().checked_sub(needed)?)?;
         Some(LogPosition { after: seq - 1, skip })
     }
 }
@@ -104,12 +105,12 @@ mod tests {
     }
 
     #[test]
-    fn the_last_lines_begin_behind_a_line_end() {
+    fn the_last_lines_begin_after_a_line_end() {
         let whole = ["a\nb", "b\n", "c\nd\n"];
         assert_eq!(tail(&whole, 1).as_deref(), Some("d\n"));
         assert_eq!(tail(&whole, 2).as_deref(), Some("c\nd\n"));
         assert_eq!(tail(&whole, 3).as_deref(), Some("bb\nc\nd\n"));
-        assert_eq!(tail(&whole, 4), None, "all of it, as far as is known");
+        assert_eq!(tail(&whole, 4), None, "the first line may have begun earlier");
         let open = ["a\n", "b\nc"];
         assert_eq!(tail(&open, 1).as_deref(), Some("c"));
         assert_eq!(tail(&open, 2).as_deref(), Some("b\nc"));

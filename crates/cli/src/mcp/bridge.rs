@@ -52,8 +52,8 @@ pub(crate) fn run(args: &args::BridgeArgs, token: Option<env_token::StoredToken>
     })
 }
 
-/// Runs the MCP server on an executor embedded in this program. It ends soon after us, even with `--keep`, because no later bridge
-/// could resume it.
+/// Runs the MCP server on an executor embedded in this program. The MCP server ends soon after this program, even with `--keep`, because
+/// no later bridge could resume it.
 async fn embedded(args: &args::BridgeArgs, signals: SignalStream) -> anyhow::Result<u8> {
     let start = build(args, ServerKind::Embedded)?;
     let local =
@@ -95,7 +95,7 @@ fn build(args: &args::BridgeArgs, server_kind: ServerKind) -> anyhow::Result<Sta
         .overflow(Overflow::Block);
     match (args.cwd.as_deref(), server_kind) {
         (None, ServerKind::Remote) => {}
-        // Checked before connecting, when the working directory of the server is not known yet, so a relative path cannot be resolved.
+        // The start is built before connecting. The executor's working directory is not known yet, so a relative path cannot be resolved.
         (Some(given), ServerKind::Remote) => {
             if !given.is_absolute() && !given.to_string_lossy().starts_with("file:") {
                 bail!("`--cwd {}` is relative; on a server it must be absolute", given.display());
@@ -104,6 +104,7 @@ fn build(args: &args::BridgeArgs, server_kind: ServerKind) -> anyhow::Result<Sta
         }
         (given, ServerKind::Embedded | ServerKind::PerUser) => start = start.cwd(start::local_directory(given)?),
     }
+    // The variables of this program.
     let ours: Variables = std::env::vars_os().collect();
     for (name, value) in &args.env {
         if value.is_none() && !ours.contains_key(std::ffi::OsStr::new(name)) {
@@ -123,7 +124,7 @@ fn environment(
     server_kind: ServerKind,
     ours: &Variables,
 ) -> anyhow::Result<LaunchEnv> {
-    let is_there = server_kind == ServerKind::Remote;
+    let is_remote = server_kind == ServerKind::Remote;
     let mut stdio = StdioConfig::default();
     for (name, value) in given {
         match value {
@@ -131,9 +132,9 @@ fn environment(
             None => stdio.env_vars.push(EnvVar { name: name.clone(), source: EnvSource::Local }),
         }
     }
-    let source = if is_there { EnvSource::Remote } else { EnvSource::Local };
+    let source = if is_remote { EnvSource::Remote } else { EnvSource::Local };
     stdio.env_vars.extend(remote.iter().map(|name| EnvVar { name: name.clone(), source }));
-    let environment = if is_there { env::executor(&stdio, ours) } else { env::local(&stdio, ours) };
+    let environment = if is_remote { env::executor(&stdio, ours) } else { env::local(&stdio, ours) };
     environment.map_err(|error| match error {
         EnvError::NotText { name } => anyhow!("`--env {name}`: its value is not UTF-8; pass `--env {name}=VALUE`"),
         error => error.into(),
@@ -145,7 +146,7 @@ async fn drive(client: &Client, start: Start, mut signals: SignalStream) -> anyh
     let started = tokio::select! {
         started = client.start(start) => started,
         // Dropping the future cancels the start. If the server was started anyway, it ends with the session.
-        number = signals.next_number() => return Ok(BridgeOutcome::Asked(EndReason::Signal(number))),
+        number = signals.next_number() => return Ok(BridgeOutcome::Stopped(EndReason::Signal(number))),
     };
     let process = match started {
         Ok(process) => process,
@@ -168,11 +169,11 @@ fn code(outcome: BridgeOutcome) -> anyhow::Result<u8> {
             ended.explain();
             Ok(ended.code())
         }
-        BridgeOutcome::Asked(EndReason::Input) => Ok(0),
-        BridgeOutcome::Asked(EndReason::Output(None)) => Ok(codes::CLOSED_PIPE),
-        BridgeOutcome::Asked(EndReason::Output(Some(error))) => Err(error).context("write standard output"),
-        BridgeOutcome::Asked(EndReason::Signal(number)) => Ok(codes::of_signal(number)),
-        BridgeOutcome::Asked(EndReason::Refused(error)) => Err(error).context("forward a message to the MCP server"),
+        BridgeOutcome::Stopped(EndReason::Input) => Ok(0),
+        BridgeOutcome::Stopped(EndReason::Output(None)) => Ok(codes::CLOSED_PIPE),
+        BridgeOutcome::Stopped(EndReason::Output(Some(error))) => Err(error).context("write standard output"),
+        BridgeOutcome::Stopped(EndReason::Signal(number)) => Ok(codes::of_signal(number)),
+        BridgeOutcome::Stopped(EndReason::Refused(error)) => Err(error).context("forward a message to the MCP server"),
     }
 }
 
@@ -183,21 +184,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn basic_variables_are_inherited_and_others_only_by_name() {
+    fn core_variables_are_inherited_and_others_only_by_name() {
         let ours: Variables =
             [("TZ", "UTC"), ("A", "a"), ("B", "b")].map(|(name, value)| (name.into(), value.into())).into();
         let given = [("A".to_owned(), None), ("C".to_owned(), Some("c".to_owned()))];
-        let there = environment(&given, &[], ServerKind::Remote, &ours).expect("made");
-        assert_eq!((there.policy.inherit, there.policy.ignore_default_excludes), (Inherit::Core, true));
-        assert_eq!(there.env.into_iter().collect::<Vec<_>>(), [("A", "a"), ("C", "c")].map(texts));
+        let remote = environment(&given, &[], ServerKind::Remote, &ours).expect("made");
+        assert_eq!((remote.policy.inherit, remote.policy.ignore_default_excludes), (Inherit::Core, true));
+        assert_eq!(remote.env.into_iter().collect::<Vec<_>>(), [("A", "a"), ("C", "c")].map(texts));
         let more = environment(&[], &["API_KEY".to_owned()], ServerKind::Remote, &ours).expect("made").policy;
         assert_eq!(more.inherit, Inherit::All);
         for name in ["PATH", "TZ", "TERM", "API_KEY"] {
             assert!(more.include_only.contains(&name.to_owned()), "{name}");
         }
-        let here = environment(&[], &["B".to_owned()], ServerKind::Embedded, &ours).expect("made");
-        assert_eq!(here.policy.inherit, Inherit::None);
-        assert_eq!(here.env.into_iter().collect::<Vec<_>>(), [("B", "b"), ("TZ", "UTC")].map(texts));
+        let local = environment(&[], &["B".to_owned()], ServerKind::Embedded, &ours).expect("made");
+        assert_eq!(local.policy.inherit, Inherit::None);
+        assert_eq!(local.env.into_iter().collect::<Vec<_>>(), [("B", "b"), ("TZ", "UTC")].map(texts));
     }
 
     fn texts((name, value): (&str, &str)) -> (String, String) {

@@ -54,7 +54,7 @@ pub(crate) fn list(args: &args::McpListArgs, token: Option<env_token::StoredToke
     let config = setup.config.clone();
     let json = args.json;
     let outcome = run(setup, None, async |manager| {
-        // A required server that fails is reported like the others.
+        // This is an error only if a required server fails, which is reported below like the failure of any other server.
         manager.start_all().await.ok();
         collect_listing(manager, json).await
     })?;
@@ -119,8 +119,8 @@ pub(crate) fn call(args: &args::McpCallArgs, token: Option<env_token::StoredToke
     setup.config.servers.retain(|name, _| *name == args.server);
     let mut call = ToolCall::new(&args.server, &args.tool);
     call.arguments = arguments;
-    let is_watched = io::stderr().is_terminal();
-    if is_watched {
+    let shows_progress = io::stderr().is_terminal();
+    if shows_progress {
         call.on_progress = Some(Arc::new(|step| {
             let total = step.total.map(|total| format!("/{total}")).unwrap_or_default();
             let words = step.message.map(|words| format!(": {}", ids::clean(&words))).unwrap_or_default();
@@ -128,7 +128,7 @@ pub(crate) fn call(args: &args::McpCallArgs, token: Option<env_token::StoredToke
         }));
     }
     // If stdin carries the arguments, the user cannot answer questions on it.
-    let asks = io::stdin().is_terminal() && is_watched && args.arguments.as_deref() != Some("-");
+    let asks = io::stdin().is_terminal() && shows_progress && args.arguments.as_deref() != Some("-");
     let elicit = asks.then(|| {
         let lines = BufReader::new(tokio::io::stdin());
         let prompt = ask::TerminalPrompt { lines, screen: Box::new(io::stderr()) };
@@ -189,7 +189,8 @@ impl ManagerSetup {
     }
 }
 
-/// The environment that `remote` means. The token from the environment is for it alone; the others have their own in URLs or files.
+/// The executor that the environment `remote` means. `EXEC_SERVER_TOKEN` is for this executor alone; others have their tokens in URLs or
+/// files.
 fn remote(
     args: &args::ConnectArgs,
     token: Option<env_token::StoredToken>,
@@ -198,7 +199,7 @@ fn remote(
     match Server::find(args, token) {
         Ok(server) => Ok(server.ok_or(PlacementError::NoRemote)),
         Err(error) if is_requested => Err(error),
-        // Without `--connect`, the setting of a variable or file is not about MCP servers alone. So an invalid setting is not an error
+        // Without `--connect`, the setting comes from a variable or file that other commands use too. So an invalid setting is not an error
         // here: servers that run locally need no remote environment.
         Err(error) => match requested_environment() {
             Ok(Choice::None) => Ok(Err(PlacementError::NoRemote)),
@@ -293,14 +294,15 @@ struct ServerListing {
     more: BTreeMap<String, Map<String, Value>>,
 }
 
-async fn collect_listing(manager: &Manager, in_full: bool) -> ServerListing {
+/// `for_json`: also collects what only the JSON output shows.
+async fn collect_listing(manager: &Manager, for_json: bool) -> ServerListing {
     let mut tools = Vec::new();
     for found in manager.tools().await {
         let reference = ToolRef { server: found.server, tool: found.tool.name.to_string() };
         tools.push((reference, serde_json::to_value(&found.tool).unwrap_or_default()));
     }
     let mut more = BTreeMap::new();
-    if in_full {
+    if for_json {
         let (resources, templates, prompts) =
             tokio::join!(manager.resources(), manager.resource_templates(), manager.prompts());
         collect(&mut more, "resources", &resources);
@@ -378,7 +380,7 @@ fn arguments(given: &str) -> anyhow::Result<Value> {
     let wrong = |reason: String| args::UsageError(format!("the arguments must be a JSON object: {reason}"));
     match serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))? {
         arguments @ Value::Object(_) => Ok(arguments),
-        _ => Err(wrong("this is another type".to_owned()).into()),
+        _ => Err(wrong("this is JSON of another type".to_owned()).into()),
     }
 }
 

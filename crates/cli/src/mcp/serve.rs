@@ -43,7 +43,7 @@ pub(crate) fn run(args: &args::McpServeArgs, token: Option<env_token::StoredToke
     let client_token = client_token.transpose().with_context(|| format!("use `{}`", env_token::NAME))?;
     let server = Server::find_with(&args.connect, client_token)?;
     let is_here = server.is_none();
-    let door_token = args.http.map(|_| find_token(args, from_env.filter(|_| is_here), is_here)).transpose()?;
+    let http_token = args.http.map(|_| find_token(args, from_env.filter(|_| is_here), is_here)).transpose()?;
     runtime::block_on(async {
         // Before anything is started, so that an early signal also causes an orderly shutdown.
         let signals = SignalStream::for_ending().context("listen to signals")?;
@@ -60,9 +60,9 @@ pub(crate) fn run(args: &args::McpServeArgs, token: Option<env_token::StoredToke
                     })
                 });
                 // Local programs inherit our variables, except those that look like secrets.
-                serve(args, door_token, open, Inherit::All, signals).await
+                serve(args, http_token, open, Inherit::All, signals).await
             }
-            Some(server) => remote(args, door_token, server, signals).await,
+            Some(server) => remote(args, http_token, server, signals).await,
         }
     })?;
     Ok(ExitCode::SUCCESS)
@@ -75,9 +75,10 @@ async fn remote(
     signals: SignalStream,
 ) -> anyhow::Result<()> {
     let server = Arc::new(server);
+    // Connect once before serving, so that an unreachable server is reported at once. The first MCP session uses this connection.
     let first = open(&server).await?;
     let unused = Arc::new(parking_lot::Mutex::new(Some(first.clone())));
-    let opened: OpenSession = Box::new(move || {
+    let open_session: OpenSession = Box::new(move || {
         let server = Arc::clone(&server);
         let unused = Arc::clone(&unused);
         Box::pin(async move {
@@ -91,7 +92,7 @@ async fn remote(
         })
     });
     let report = |text: &str| report!("{}", ids::clean(text));
-    let work = serve(args, token, opened, Inherit::Core, signals);
+    let work = serve(args, token, open_session, Inherit::Core, signals);
     let served = link::report_during(std::slice::from_ref(&first), report, work).await;
     // If a signal came before the first session, this client was never used and must be ended here. Otherwise it was already ended, and
     // this call does nothing.
@@ -111,7 +112,7 @@ async fn serve(
     inherit: Inherit,
     mut signals: SignalStream,
 ) -> anyhow::Result<()> {
-    // A remote executor protects its own files, and our local paths mean nothing there.
+    // Only an embedded server inherits all variables. A remote executor protects its own files, and our local paths mean nothing there.
     let is_here = inherit == Inherit::All;
 
     // Bind before connecting to the executor, so that early clients queue in the backlog.
@@ -134,7 +135,7 @@ async fn serve(
     };
     let served = async {
         match (listener, token) {
-            (Some(listener), Some(token)) => over_http(args, &server, listener, token).await,
+            (Some(listener), Some(token)) => serve_http(args, &server, listener, token).await,
             _ => {
                 server.serve_streams(tokio::io::stdin(), tokio::io::stdout()).await;
                 Ok(())
@@ -146,7 +147,7 @@ async fn serve(
         server.end();
         std::future::pending::<()>().await
     };
-    // `ended` never completes, so `served` always runs to its end and is never dropped early.
+    // `ended` never completes: on a signal it ends the sessions, and then `served` runs to its end. So `served` is never dropped early.
     let served = tokio::select! {
         served = served => served,
         () = ended => Ok(()),
@@ -155,7 +156,7 @@ async fn serve(
     served
 }
 
-async fn over_http(
+async fn serve_http(
     args: &args::McpServeArgs,
     server: &Arc<McpServer>,
     listener: TcpListener,
@@ -163,20 +164,22 @@ async fn over_http(
 ) -> anyhow::Result<()> {
     let local = listener.local_addr().context("find the address")?;
     let access = Arc::new(Access::new(token.digest()));
-    let door = Admission::new(AdmissionConfig {
+    let admission = Admission::new(AdmissionConfig {
         access,
         allowed_hosts: args.allow_host.clone(),
         ..AdmissionConfig::default()
     });
     let token = crate::serve::percent_encode(token.reveal());
     print::line(&format!("http://{local}{}?token={token}", serve::http::PATH));
-    serve::http::serve(server, listener, Arc::new(DoorGate(door)), args.session_idle).await.context("serve HTTP")
+    serve::http::serve(server, listener, Arc::new(AdmissionGate(admission)), args.session_idle)
+        .await
+        .context("serve HTTP")
 }
 
-/// Applies the access rules of the server's own door to MCP requests.
-struct DoorGate(Admission);
+/// Applies the admission rules of `exec-server serve` to MCP requests.
+struct AdmissionGate(Admission);
 
-impl HttpGate for DoorGate {
+impl HttpGate for AdmissionGate {
     fn check(&self, head: &Parts, local: SocketAddr) -> GateVerdict {
         let headers: Vec<(&str, &[u8])> =
             head.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
@@ -189,8 +192,8 @@ impl HttpGate for DoorGate {
     }
 }
 
-/// The token that clients must present: from the flag; else from the same sources as for `serve`, unless those are meant for the executor
-/// that we connect to; else a new one.
+/// The token that clients must present: from `--http-token-file`; else from `--token-file` or `EXEC_SERVER_TOKEN`, unless those are for the
+/// executor that we connect to; else a new one.
 fn find_token(args: &args::McpServeArgs, from_env: Option<Zeroizing<Vec<u8>>>, is_here: bool) -> anyhow::Result<Token> {
     let file = args.http_token_file.as_ref().or(args.connect.token_file.as_ref().filter(|_| is_here));
     if let Some(file) = file {

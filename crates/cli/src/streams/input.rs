@@ -28,9 +28,9 @@ const DETACH_KEY: u8 = 0x1d;
 /// How long the first key press is held: long enough to press it again, short enough not to be noticed in an editor that uses the key.
 const HELD_FOR: Duration = Duration::from_millis(500);
 
-/// When and how often we check for EOF on our stdin while the process does not read.
-const FIRST_LOOK: Duration = Duration::from_secs(1);
-const LOOK: Duration = Duration::from_millis(500);
+/// While the process does not read: the time until our stdin is first checked for a hang-up, and the time between further checks.
+const FIRST_CHECK_AFTER: Duration = Duration::from_secs(1);
+const CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// How our stdin is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub(crate) enum InputEnd {
     HungUp,
     /// Our stdin cannot be read: the process has received only a part of the input and does not know that.
     Unreadable(io::Error),
-    /// The input cannot be forwarded, with the same effect.
+    /// The input cannot be forwarded: again, the process has received only a part of it.
     Refused(io::Error),
 }
 
@@ -81,7 +81,7 @@ pub(crate) async fn forward(
     if !input.is_read {
         return InputEnd::Eof;
     }
-    let mut to = ProcessStdin { stdin: process.stdin(), generation, closed: None, is_under_way: false };
+    let mut to = ProcessStdin { stdin: process.stdin(), generation, closed: None, has_unconfirmed: false };
     let mut keys = DetachKeys::default();
     let mut buf = vec![0; INPUT_BYTES];
     loop {
@@ -102,7 +102,7 @@ pub(crate) async fn forward(
         // more.
         let read = tokio::select! {
             biased;
-            settled = to.settle(), if to.is_under_way => match settled {
+            settled = to.settle(), if to.has_unconfirmed => match settled {
                 Ok(()) => continue,
                 Err(error) => return InputEnd::Refused(error),
             },
@@ -144,10 +144,10 @@ pub(crate) async fn forward(
 /// Waits until the writing end of our stdin is closed, even if there are still bytes to read. The first check comes later than the others,
 /// to give a reading process time to take a piece. Cancel-safe.
 async fn hung_up() {
-    let mut pause = FIRST_LOOK;
+    let mut pause = FIRST_CHECK_AFTER;
     loop {
         time::sleep(pause).await;
-        pause = LOOK;
+        pause = CHECK_EVERY;
         let stdin = io::stdin();
         let mut polled = [PollFd::new(&stdin, PollFlags::RDHUP)];
         let seen = event::poll(&mut polled, Some(&Timespec::default()));
@@ -164,8 +164,8 @@ struct ProcessStdin {
     generation: Generation,
     /// Why it takes no more bytes, if it does not.
     closed: Option<io::Error>,
-    /// Whether bytes were written that are not yet confirmed.
-    is_under_way: bool,
+    /// Whether bytes were written that the server has not confirmed yet.
+    has_unconfirmed: bool,
 }
 
 impl ProcessStdin {
@@ -173,7 +173,7 @@ impl ProcessStdin {
         if self.closed.is_some() {
             return Ok(());
         }
-        self.is_under_way = true;
+        self.has_unconfirmed = true;
         let passed = self.stdin.write_all(bytes).await;
         self.check(passed)
     }
@@ -181,7 +181,7 @@ impl ProcessStdin {
     /// Waits until all bytes are confirmed. Cancel-safe.
     async fn settle(&mut self) -> io::Result<()> {
         let settled = self.stdin.flush().await;
-        self.is_under_way = false;
+        self.has_unconfirmed = false;
         self.check(settled)
     }
 
@@ -205,7 +205,7 @@ impl ProcessStdin {
         match passed {
             Err(error) if self.is_closed(&error) => {
                 self.closed = Some(error);
-                self.is_under_way = false;
+                self.has_unconfirmed = false;
                 Ok(())
             }
             other => other,
@@ -275,7 +275,7 @@ mod tests {
     use super::DetachKeys;
 
     #[test]
-    fn the_key_detaches_when_it_comes_twice_and_is_passed_on_otherwise() {
+    fn the_key_detaches_when_pressed_twice_and_is_forwarded_otherwise() {
         let scan = |parts: &[&[u8]]| {
             let mut keys = DetachKeys::default();
             parts.iter().map(|part| if keys.scan(part) { None } else { Some(keys.passed.clone()) }).collect::<Vec<_>>()

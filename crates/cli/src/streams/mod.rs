@@ -42,6 +42,7 @@ const SIGNAL_TRIES: u32 = 8;
 /// How long a program gets to notice the first of two sizes; short enough not to be visible.
 const BETWEEN_SIZES: Duration = Duration::from_millis(80);
 
+/// The number of SIGHUP.
 const HANGUP: u8 = 1;
 
 /// Our relation to the process.
@@ -84,6 +85,7 @@ impl StreamForwarder {
     pub(crate) async fn run(self) -> anyhow::Result<StreamOutcome> {
         let Self { client, process, events, replayed_to, input, mut signals, pending, role, terminal } = self;
         let stdio = exec_server_rpc::stdio();
+        // The task that forwards our stdin, and later perhaps one that ends the process.
         let mut typing = JoinSet::new();
         typing.spawn(forward(process.clone(), stdio.reader, input, client.server().generation));
         let stall = stall::watch(&process);
@@ -141,8 +143,8 @@ impl StreamForwarder {
                         }
                     }
                 }
-                is_well_again = link.watch() => {
-                    if is_well_again && has_screen {
+                works_again = link.watch() => {
+                    if works_again && has_screen {
                         signal_handler.redraw();
                     }
                 }
@@ -174,7 +176,7 @@ struct SignalHandler {
     calls: JoinSet<()>,
     /// We have stopped the process with SIGSTOP.
     stopped: bool,
-    /// How many signals arrived while the link was broken.
+    /// How many signals arrived since the link broke.
     interrupts: u32,
     /// Our terminal has gone.
     is_hung_up: bool,

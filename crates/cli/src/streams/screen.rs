@@ -5,9 +5,10 @@ use crate::terminal;
 /// The longest escape sequence that is recognized.
 const SEQUENCE_MAX: usize = 16;
 
-/// The end of the previous bytes, which may be the beginning of a sequence.
+/// Finds screen switches in the output of a program, also if a sequence is split between two pieces.
 #[derive(Debug, Default)]
 pub(super) struct ScreenTracker {
+    /// The end of the previous bytes, which may be the beginning of a sequence.
     tail: Vec<u8>,
 }
 

@@ -209,7 +209,8 @@ fn a_detached_program_reports_the_limits_that_the_server_sets() {
         assert_eq!((output.status.code(), text(&output.stdout).trim_end()), (Some(0), id), "{all:?}");
         text(&output.stderr)
     };
-    let limited = "exec-server: the server ends it after 2 hours without a client (its `--session-ttl`)\n";
+    let limited =
+        "exec-server: the server ends the process after 2 hours without a client (limit: its `--session-ttl`)\n";
     assert_eq!(run(&[], "a"), format!("{QUOTA_NOTE}{limited}"));
     // The flags say what happens to output, so only the note about the session's lifetime is printed.
     assert_eq!((run(&["--keep-all"], "b"), run(&["--drop-oldest"], "c")), (limited.to_owned(), limited.to_owned()));

@@ -203,7 +203,7 @@ fn changes_are_printed_as_they_happen() {
     world.put("sub/old", "");
     let mut child = spawn(&mut world.command(&["watch", "--settle", "10ms"]));
     let (mut out, mut said) = (child.stdout.take().expect("a pipe"), child.stderr.take().expect("a pipe"));
-    read_until(&mut said, "watching, directories: 2");
+    read_until(&mut said, "watching; directories: 2");
     world.put("sub/new", "x");
     read_until(&mut out, "created  sub/new\n");
     fs::remove_file(world.tree.path().join("sub/old")).expect("remove a file");

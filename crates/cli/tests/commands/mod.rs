@@ -177,7 +177,7 @@ impl Drop for Home {
 
 /// The first line that `run --detach` prints on stderr.
 pub(crate) const QUOTA_NOTE: &str =
-    "exec-server: at the disk quota the oldest output is dropped; --keep-all blocks the program instead\n";
+    "exec-server: at the disk quota, new output replaces the oldest; --keep-all blocks the program instead\n";
 
 /// Stderr of a run, without the notes of `run --detach` about limits, which must be there.
 fn without_bounds(args: &[&str], output: &Output) -> String {
@@ -191,6 +191,6 @@ fn without_bounds(args: &[&str], output: &Output) -> String {
     } else {
         said.strip_prefix(QUOTA_NOTE).unwrap_or_else(|| panic!("{args:?}: {said}"))
     };
-    let is_ttl = |line: &&str| line.starts_with("exec-server: the server ends it after ");
+    let is_ttl = |line: &&str| line.starts_with("exec-server: the server ends the process after ");
     said.split_inclusive('\n').skip_while(is_ttl).collect()
 }

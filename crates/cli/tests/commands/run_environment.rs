@@ -53,7 +53,8 @@ fn a_login_shell_that_fails_is_named_with_its_code() {
     fs::write(home.path().join(".profile"), "echo broken profile >&2; exit 7\n").expect("write the profile");
     let (stdout, stderr, code) = run(&home, &["run", "--login", "--", "true"], "/bin/sh");
     assert_eq!((stdout.as_str(), code), ("", Some(255)));
-    let expected = "exec-server: read the environment of the login shell: it ended with code 7: broken profile\n";
+    let expected =
+        "exec-server: read the environment of the login shell: the shell exited with code 7: broken profile\n";
     assert_eq!(stderr, expected);
 }
 

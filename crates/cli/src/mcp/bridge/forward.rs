@@ -45,7 +45,7 @@ const CLOSING: Duration = Duration::from_secs(3);
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Time after SIGKILL for the last output to arrive.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+const LAST_OUTPUT: Duration = Duration::from_millis(500);
 
 /// How long a descendant of the ended server may keep its streams open before it is killed too.
 const LINGER: Duration = Duration::from_secs(2);
@@ -78,29 +78,39 @@ pub(super) enum BridgeOutcome {
     NotStarted(Error),
     /// The server ended by itself.
     Ended(Exit),
-    /// We ended it, or its session's end will.
-    Asked(EndReason),
+    /// We ended the server, or gave up waiting; then the end of its session ends it.
+    Stopped(EndReason),
 }
 
 /// The state of a running bridge.
 pub(super) struct BridgeForwarder {
     process: Process,
     signals: SignalStream,
-    /// Whether the executor can close the server's stdin (`can_close`) and terminate with a grace period (`can_wait`).
-    can_close: bool,
-    can_wait: bool,
+    /// Whether the executor can close the server's stdin.
+    can_close_stdin: bool,
+    /// Whether the executor can terminate the server with a grace period.
+    has_grace: bool,
     generation: Generation,
     /// Requests whose results are ignored: ending a server that has already ended is not an error.
     calls: JoinSet<()>,
     /// Counts the events that the server produced.
-    alive: Arc<AtomicU64>,
+    event_count: Arc<AtomicU64>,
 }
 
 /// The steps of ending the server; see the diagram above.
 enum BridgeState {
     Running,
-    Closing { reason: EndReason, look: Instant, until: Instant, seen: u64 },
-    Terminating { reason: EndReason, until: Instant },
+    /// `seen` is the number of events at the last check.
+    Closing {
+        reason: EndReason,
+        check_at: Instant,
+        until: Instant,
+        seen: u64,
+    },
+    Terminating {
+        reason: EndReason,
+        until: Instant,
+    },
 }
 
 impl BridgeForwarder {
@@ -109,11 +119,11 @@ impl BridgeForwarder {
         Self {
             process,
             signals,
-            can_close: server.capabilities.close_stdin,
-            can_wait: server.capabilities.grace,
+            can_close_stdin: server.capabilities.close_stdin,
+            has_grace: server.capabilities.grace,
             generation: server.generation,
             calls: JoinSet::new(),
-            alive: Arc::default(),
+            event_count: Arc::default(),
         }
     }
 
@@ -129,8 +139,8 @@ impl BridgeForwarder {
     async fn forward_all(mut self, stderr: &mut StderrForwarder) -> anyhow::Result<BridgeOutcome> {
         let stdio = exec_server_rpc::stdio();
         let (closed, mut stdout_closed) = oneshot::channel();
-        let output =
-            BridgeOutput { stdout: Some((stdio.writer, closed)), stderr, alive: Arc::clone(&self.alive), exit: None };
+        let event_count = Arc::clone(&self.event_count);
+        let output = BridgeOutput { stdout: Some((stdio.writer, closed)), stderr, event_count, exit: None };
         let mut output = pin!(output.run(self.process.events()));
         let mode = InputMode { is_read: true, at_eof: AtEof::Report, has_keys: false, is_raw: false };
         let mut input = pin!(streams::forward(self.process.clone(), stdio.reader, mode, self.generation));
@@ -138,7 +148,7 @@ impl BridgeForwarder {
         loop {
             let is_running = matches!(state, BridgeState::Running);
             let is_closing = matches!(state, BridgeState::Closing { .. });
-            let at = state.at();
+            let deadline = state.deadline();
             // All branches are cancel-safe; `input` and `output` are dropped only when we give up. `output` is polled first, because the
             // end of the server explains any other failure.
             state = tokio::select! {
@@ -146,16 +156,16 @@ impl BridgeForwarder {
                 ended = &mut output => return state.conclude(ended),
                 ended = &mut input, if is_running => self.close(ended.into()),
                 Ok(error) = &mut stdout_closed, if is_running => self.close(EndReason::Output(error)),
-                Some(_) = self.calls.join_next(), if is_closing => self.closed(state),
+                Some(_) = self.calls.join_next(), if is_closing => self.stdin_closed(state),
                 number = self.signals.next_number() => match state {
                     BridgeState::Running => self.close(EndReason::Signal(number)),
                     BridgeState::Closing { reason, .. } => self.terminate(reason),
-                    BridgeState::Terminating { reason, .. } => return Ok(BridgeOutcome::Asked(reason)),
+                    BridgeState::Terminating { reason, .. } => return Ok(BridgeOutcome::Stopped(reason)),
                 },
-                () = reached(at) => match state {
+                () = reached(deadline) => match state {
                     BridgeState::Running => BridgeState::Running,
                     BridgeState::Closing { reason, until, seen, .. } => self.check_progress(reason, until, seen),
-                    BridgeState::Terminating { reason, .. } => return Ok(BridgeOutcome::Asked(reason)),
+                    BridgeState::Terminating { reason, .. } => return Ok(BridgeOutcome::Stopped(reason)),
                 },
             };
         }
@@ -163,7 +173,7 @@ impl BridgeForwarder {
 
     /// Closes the server's stdin, after everything that the client has sent.
     fn close(&mut self, reason: EndReason) -> BridgeState {
-        if !self.can_close {
+        if !self.can_close_stdin {
             return self.terminate(reason);
         }
         let process = self.process.clone();
@@ -171,15 +181,15 @@ impl BridgeForwarder {
             process.close_stdin().await.ok(); // It may have ended already.
         });
         let until = Instant::now() + CLOSING;
-        BridgeState::Closing { reason, look: until, until, seen: 0 }
+        BridgeState::Closing { reason, check_at: until, until, seen: 0 }
     }
 
     /// The server can now see EOF on its stdin. From now on it must produce output or it is terminated.
-    fn closed(&self, state: BridgeState) -> BridgeState {
+    fn stdin_closed(&self, state: BridgeState) -> BridgeState {
         match state {
             BridgeState::Closing { reason, until, .. } => {
-                let look = until.min(Instant::now() + QUIET);
-                BridgeState::Closing { reason, look, until, seen: self.alive.load(Ordering::Relaxed) }
+                let check_at = until.min(Instant::now() + QUIET);
+                BridgeState::Closing { reason, check_at, until, seen: self.event_count.load(Ordering::Relaxed) }
             }
             other => other,
         }
@@ -188,29 +198,29 @@ impl BridgeForwarder {
     /// If the server has produced output since the last check, gives it more time; otherwise terminates it.
     fn check_progress(&mut self, reason: EndReason, until: Instant, seen: u64) -> BridgeState {
         let now = Instant::now();
-        let alive = self.alive.load(Ordering::Relaxed);
-        if alive == seen || now >= until {
+        let event_count = self.event_count.load(Ordering::Relaxed);
+        if event_count == seen || now >= until {
             return self.terminate(reason);
         }
-        BridgeState::Closing { reason, look: until.min(now + QUIET), until, seen: alive }
+        BridgeState::Closing { reason, check_at: until.min(now + QUIET), until, seen: event_count }
     }
 
     fn terminate(&mut self, reason: EndReason) -> BridgeState {
         let process = self.process.clone();
-        let grace = self.can_wait.then_some(GRACE);
+        let grace = self.has_grace.then_some(GRACE);
         self.calls.spawn(async move {
             process.terminate(grace).await.ok(); // It may have ended already.
         });
-        BridgeState::Terminating { reason, until: Instant::now() + GRACE + LAST_WORDS }
+        BridgeState::Terminating { reason, until: Instant::now() + GRACE + LAST_OUTPUT }
     }
 }
 
 impl BridgeState {
     /// When the next timeout of this step is due.
-    fn at(&self) -> Option<Instant> {
+    fn deadline(&self) -> Option<Instant> {
         match self {
             Self::Running => None,
-            Self::Closing { look, .. } => Some(*look),
+            Self::Closing { check_at, .. } => Some(*check_at),
             Self::Terminating { until, .. } => Some(*until),
         }
     }
@@ -219,22 +229,26 @@ impl BridgeState {
     fn conclude(self, ended: anyhow::Result<Exit>) -> anyhow::Result<BridgeOutcome> {
         match (self, ended) {
             (Self::Running | Self::Closing { .. }, Ok(exit)) => Ok(BridgeOutcome::Ended(exit)),
-            (Self::Terminating { reason, .. }, Ok(_)) => Ok(BridgeOutcome::Asked(reason)),
+            (Self::Terminating { reason, .. }, Ok(_)) => Ok(BridgeOutcome::Stopped(reason)),
             // A write was refused because the session is lost.
-            (Self::Running | Self::Closing { reason: EndReason::Refused(_), .. }, Err(error)) => Err(error),
-            (Self::Terminating { reason: EndReason::Refused(_), .. }, Err(error)) => Err(error),
+            (
+                Self::Running
+                | Self::Closing { reason: EndReason::Refused(_), .. }
+                | Self::Terminating { reason: EndReason::Refused(_), .. },
+                Err(error),
+            ) => Err(error),
             // The server was being ended, and it is gone.
             (Self::Closing { reason, .. } | Self::Terminating { reason, .. }, Err(_)) => {
-                Ok(BridgeOutcome::Asked(reason))
+                Ok(BridgeOutcome::Stopped(reason))
             }
         }
     }
 }
 
-/// Waits until `at`, or forever if it is `None`. Cancel-safe.
-async fn reached(at: Option<Instant>) {
-    match at {
-        Some(at) => time::sleep_until(at).await,
+/// Waits until the deadline, or forever without one. Cancel-safe.
+async fn reached(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => time::sleep_until(deadline).await,
         None => std::future::pending().await,
     }
 }
@@ -244,7 +258,7 @@ struct BridgeOutput<'a, W> {
     /// Our stdout, and the channel that reports when it can no longer be written.
     stdout: Option<(W, oneshot::Sender<Option<io::Error>>)>,
     stderr: &'a mut StderrForwarder,
-    alive: Arc<AtomicU64>,
+    event_count: Arc<AtomicU64>,
     /// How the server exited, and until when its streams may stay open.
     exit: Option<(Exit, Instant)>,
 }
@@ -255,7 +269,7 @@ impl<W: AsyncWrite + Unpin> BridgeOutput<'_, W> {
         while let Some(event) = self.next(&mut events).await {
             // Output that is discarded is not a reason to wait longer.
             if self.stdout.is_some() {
-                self.alive.fetch_add(1, Ordering::Relaxed);
+                self.event_count.fetch_add(1, Ordering::Relaxed);
             }
             match event {
                 Event::Output { stream: Stream::Stdout | Stream::Pty, bytes, .. } => self.write(&bytes).await,

@@ -23,7 +23,7 @@ const LAST_WITHIN: Duration = Duration::from_secs(1);
 
 /// The sending side of the queue.
 pub(super) struct StderrForwarder {
-    line: mpsc::Sender<Vec<u8>>,
+    queue: mpsc::Sender<Vec<u8>>,
     /// Bytes dropped since the last piece that was queued.
     missing: u64,
     writer: JoinSet<()>,
@@ -31,17 +31,17 @@ pub(super) struct StderrForwarder {
 
 impl StderrForwarder {
     pub(super) fn new() -> Self {
-        let (line, pieces) = mpsc::channel(WAITING);
+        let (queue, pieces) = mpsc::channel(WAITING);
         let mut writer = JoinSet::new();
         writer.spawn(write(pieces, tokio::io::stderr()));
-        Self { line, missing: 0, writer }
+        Self { queue, missing: 0, writer }
     }
 
     /// Queues the bytes, or drops them if the queue stays full.
     pub(super) async fn push(&mut self, bytes: &[u8]) {
         // After a drop, do not wait again until the queue has room.
         let patience = if self.missing == 0 { PATIENCE } else { Duration::ZERO };
-        match time::timeout(patience, self.line.reserve()).await {
+        match time::timeout(patience, self.queue.reserve()).await {
             Ok(Ok(room)) => {
                 let mut piece = Vec::new();
                 if self.missing > 0 {
@@ -59,7 +59,7 @@ impl StderrForwarder {
 
     /// Waits until everything is written, up to a short timeout.
     pub(super) async fn end(mut self) {
-        drop(self.line);
+        drop(self.queue);
         time::timeout(LAST_WITHIN, self.writer.join_next()).await.ok();
     }
 }

@@ -12,9 +12,13 @@ use crate::ids;
 /// Attempts per field before the whole form is declined.
 const ATTEMPTS: usize = 3;
 
-/// The maximum length of an answer, number of fields and shown length of a text.
+/// Maximum bytes of an answer.
 const LINE_MAX: u64 = 64 << 10;
+
+/// Maximum number of fields of a form.
 const FIELDS_MAX: usize = 100;
+
+/// Maximum characters shown of a text from the server.
 const SHOWN_MAX: usize = 4096;
 
 /// The input and output of the user's terminal.
@@ -119,8 +123,8 @@ fn kind(field: &Value) -> String {
         Some("integer") => "a whole number".to_owned(),
         Some("number") => "a number".to_owned(),
         Some("array") => match words(&field["items"]) {
-            Some(words) => format!("any of {}, with commas", listed(words)),
-            None => "texts with commas".to_owned(),
+            Some(words) => format!("any of {}, separated by commas", listed(words)),
+            None => "texts, separated by commas".to_owned(),
         },
         _ => "text".to_owned(),
     }
@@ -135,6 +139,7 @@ fn words(field: &Value) -> Option<Vec<&str>> {
     choices.iter().map(|choice| choice["const"].as_str()).collect()
 }
 
+/// The value of an answer; `None` if it does not fit the field.
 fn read(said: &str, field: &Value) -> Option<Value> {
     if let Some(words) = words(field) {
         return words.contains(&said).then(|| said.into());
@@ -194,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_field_is_asked_for_and_read_as_what_it_is() {
+    async fn each_field_is_asked_for_and_read_by_its_type() {
         let said = answer("7\nred\na, c\nAda\nyes\n", schema()).await;
         let expected = json!({"age": 7, "colour": "red", "likes": ["a", "c"], "name": "Ada", "ok": true});
         assert_eq!(said, Some(expected));
@@ -204,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_does_not_fit_is_asked_for_again_and_then_declined() {
+    async fn an_invalid_answer_is_asked_for_again_and_then_declined() {
         let said = answer("x\n7\ngreen\nred\nz\n\nAda\nmaybe\ny\n", schema()).await;
         assert_eq!(said, Some(json!({"age": 7, "colour": "red", "name": "Ada", "ok": true})));
         assert_eq!(answer("a\nb\nc\n", schema()).await, None);
@@ -213,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_form_without_fields_and_a_page_want_a_yes() {
+    async fn a_form_without_fields_and_a_page_need_a_yes() {
         assert_eq!(answer("y\n", json!({"type": "object"})).await, Some(json!({})));
         assert_eq!(answer("\n", json!({"type": "object"})).await, None);
         assert!(prompt("yes\n").url("s", "m", "https://h/").await);

@@ -21,7 +21,7 @@ const NAMES: [&str; 2] = ["mcp.toml", "mcp.json"];
 pub(super) fn load(args: &args::McpConfigArgs) -> anyhow::Result<Config> {
     let directory = directory(env::var_os("XDG_CONFIG_HOME"), env::home_dir());
     let path = find(args.config.as_deref(), env::var_os(VARIABLE), directory.as_deref())?;
-    let config = Config::load(&path).with_context(|| "read the configuration of MCP servers")?;
+    let config = Config::load(&path).context("read the configuration of MCP servers")?;
     for warning in &config.warnings {
         report!("{warning}");
     }
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flag_goes_before_the_variable_and_that_before_the_user_s_own_file() {
+    fn the_flag_wins_over_the_variable_and_the_variable_over_the_users_file() {
         let dir = tempfile::tempdir().expect("make a directory");
         let find = |given: Option<&str>, named: Option<&str>| {
             find(given.map(Path::new), named.map(Into::into), Some(dir.path())).map_err(|error| error.to_string())
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_where_environments_toml_is() {
+    fn the_configuration_directory_is_that_of_environments_toml() {
         let directory = |xdg: Option<&str>, home: Option<&str>| directory(xdg.map(Into::into), home.map(Into::into));
         assert_eq!(directory(Some("/x"), Some("/h")), Some("/x/exec-server".into()));
         assert_eq!(directory(Some("relative"), Some("/h")), Some("/h/.config/exec-server".into()));

@@ -93,7 +93,7 @@ fn plain(result: &Value) -> (String, Vec<String>) {
                     text.push('\n');
                 }
             }
-            None => other.push(what(item)),
+            None => other.push(describe(item)),
         }
     }
     if items.is_empty() && !result["structuredContent"].is_null() {
@@ -102,7 +102,8 @@ fn plain(result: &Value) -> (String, Vec<String>) {
     (text, other)
 }
 
-fn what(item: &Value) -> String {
+/// Describes an item that has no text.
+fn describe(item: &Value) -> String {
     let kind = item["type"].as_str().unwrap_or("an item");
     let mime = item["mimeType"].as_str().or_else(|| item["resource"]["mimeType"].as_str());
     let mime = mime.map(|mime| format!(" ({mime})")).unwrap_or_default();
@@ -116,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_fit_and_nothing_in_them_steers_the_terminal() {
+    fn columns_fit_and_control_characters_are_escaped() {
         let rows = [
             ["git".to_owned(), "log".to_owned(), "shows \x1b[2J the log of a repository".to_owned()],
             ["a-long-name".to_owned(), String::new(), String::new()],
@@ -132,7 +133,7 @@ a-long-name
     }
 
     #[test]
-    fn urls_are_shown_without_what_may_be_secret() {
+    fn urls_are_shown_without_parts_that_may_be_secret() {
         for (url, shown) in [
             ("ws://h:4000/?token=secret", "ws://h:4000/"),
             ("https://me:secret@h/mcp/a@b#secret", "https://h/mcp/a@b"),
@@ -144,7 +145,7 @@ a-long-name
     }
 
     #[test]
-    fn a_result_is_its_texts_and_what_is_none_is_named() {
+    fn texts_of_a_result_are_printed_and_other_items_are_named() {
         let result = json!({"content": [
             {"type": "text", "text": "one"},
             {"type": "image", "mimeType": "image/png", "data": "AA=="},
