@@ -302,9 +302,10 @@ impl TreeCopy<'_> {
                 }
                 EntryKind::File if target_dir.existing.get(&entry.name).is_some_and(|there| is_same(&entry, there)) => {
                     state.report.found += 1;
-                    self.files.observer.begun(&below, entry.size);
-                    self.files.observer.moved(&below, entry.size);
-                    self.files.observer.done(&self.target_path(&below), EntryKind::File);
+                    let to = self.target_path(&below);
+                    self.files.observer.begun(&to, entry.size);
+                    self.files.observer.moved(&to, entry.size);
+                    self.files.observer.done(&to, EntryKind::File);
                 }
                 EntryKind::File => {
                     let source = SourceFile { size: entry.size, mode: entry.mode, modified: entry.modified };
