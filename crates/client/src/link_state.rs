@@ -60,14 +60,18 @@ impl LinkState {
             return;
         }
         *current = status;
+        // Publish under the lock: otherwise the user could see the states of two concurrent changes in the wrong order.
+        self.0.published_tx.send_replace(state);
         drop(current);
         self.0.changed.notify_waiters();
-        self.publish(state);
     }
 
-    /// Shows a state to the user without a change of the status.
+    /// Shows a state to the user without a change of the status. Does nothing if the session is lost, which is final.
     pub(crate) fn publish(&self, state: ConnectionState) {
-        self.0.published_tx.send_replace(state);
+        let status = self.0.status.lock();
+        if !matches!(*status, LinkStatus::Lost(_)) {
+            self.0.published_tx.send_replace(state);
+        }
     }
 
     pub(crate) fn subscribe(&self) -> watch::Receiver<ConnectionState> {
