@@ -17,7 +17,7 @@
 //!         Event::Output { stream, bytes, .. } => println!("{stream:?}: {} bytes", bytes.len()),
 //!         Event::Gap { bytes, .. } => println!("{bytes:?} bytes are gone"),
 //!         Event::Exited { exit, .. } => println!("exit code {}", exit.code),
-//!         Event::Closed { .. } => println!("and nothing more will be written"),
+//!         Event::Closed { .. } => println!("no more output"),
 //!         Event::Failed(error) => return Err(error),
 //!     }
 //! }
@@ -225,12 +225,12 @@
 //! [`local::Local::start`] and a local environment fail with an error of kind `Spawn`:
 //!
 //! ```text
-//! start `local`: there is nothing to start processes with: call `exec_server_client::local::embed()` first in
-//! `main`, or give the path of `exec-server` as `LocalConfig::program`
+//! start `local`: no process spawner: call `exec_server_client::local::embed()` first in `main`, or set
+//! `LocalConfig::program` to the path of `exec-server`
 //! ```
 //!
-//! A library that does not own `main` sets `LocalConfig::program` instead. A hook that is called too late fails with an
-//! error that names the number of threads it found.
+//! A library that does not own `main` sets `LocalConfig::program` instead. If `embed` is called too late, it fails
+//! with an error that names the number of threads.
 //!
 //! # Files
 //!
@@ -336,7 +336,7 @@ pub use process::{
 pub use session::{ConnectionState, ServerDescription};
 pub use transport::{Launch, Target, Tls, Token};
 
-/// A random word of 16 letters and digits, used where names must not collide.
+/// A random word of 16 letters and digits, for names that must not collide.
 pub(crate) fn random_word() -> String {
     const LETTERS: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
     let mut bytes = [0; 16];

@@ -6,13 +6,13 @@
 //!                         └── spawner: forked by `embed`, or the program `exec-server`
 //! ```
 //!
-//! Children are not children of this program: a holder process owns them, and a spawner process forks holders. A program provides a spawner
-//! in one of two ways. It calls [`embed`] as the first statement of its `main`, while it has no other thread. Or it sets
-//! [`LocalConfig::program`] to the path of `exec-server`, at any time. No holder exists until the first process is started.
+//! The processes that a client starts are not children of this program: a holder process owns them, and a spawner process forks holders. A
+//! program provides a spawner in one of two ways. It calls [`embed`] as the first statement of its `main`, while it has no other thread. Or
+//! it sets [`LocalConfig::program`] to the path of `exec-server`, at any time. No holder exists until the first process is started.
 //!
-//! Failure paths: if the hook was forgotten, [`Local::start`] fails with an error that says what to do. If this program is killed, its
-//! holders notice that, and end their processes when the session's time-to-live is over. The time-to-live is short for a private state
-//! directory.
+//! Failure paths: if the program provides no spawner, [`Local::start`] fails with an error that says what to do. If this program is killed,
+//! its holders notice that their connection to it has closed. They end their processes when the session's time-to-live is over. The
+//! time-to-live is short for a private state directory.
 
 use std::{
     ffi::OsString,
@@ -43,36 +43,38 @@ use crate::{
     transport::{BoxFuture, Connect, Connection, TOKEN_VARIABLE},
 };
 
-/// Buffer between client and core. It holds several chunks, so that the two do not wait for each other on every message.
+/// Size of the buffer between client and core: large enough for several chunks of output, so that the two do not wait for each other on
+/// every message.
 const PAIR_BYTES: usize = 1 << 20;
 
-/// How long the processes of a private [`Local`] outlive a program that was killed. Long enough to reconnect within the program, short
-/// enough to leave nothing behind.
+/// How long the processes of a [`Local`] with a private state directory run on after this program was killed. No later program can resume
+/// their session, so this is short. It is not zero, because the client in this program may have to reconnect.
 const PRIVATE_TTL: Duration = Duration::from_secs(1);
 
-/// Time-to-live of a new holder until it receives its configured one. Longer than a busy machine needs to send it.
+/// Time-to-live of a new holder until the core has sent it the configured one. Long enough for a busy machine.
 const FIRST_TTL_MS: u64 = 10_000;
 
 /// The name of this back end in errors.
 const NAME: &str = "local";
 
 /// The error text for a missing spawner.
-const NO_SPAWNER: &str = "there is nothing to start processes with: call `exec_server_client::local::embed()` first in \
-                          `main`, or give the path of `exec-server` as `LocalConfig::program`";
+const NO_SPAWNER: &str = "no process spawner: call `exec_server_client::local::embed()` first in `main`, or set \
+                          `LocalConfig::program` to the path of `exec-server`";
 
+/// The spawner that [`embed`] forked.
 static EMBEDDED: OnceLock<Arc<SpawnerHandle>> = OnceLock::new();
 
 /// Prepares this program for local processes. Call it as the first statement of `main`, before any thread exists and before any secret is
 /// read.
 ///
-/// It forks the spawner, a small process that forks the holders of every [`Local`] in this program and ends with it. Further calls do
-/// nothing. If the program has other threads already, forking is unsafe and this returns an error; use [`LocalConfig::program`] in that
-/// case.
+/// It forks the spawner, a small process that forks the holders of every [`Local`] in this program. The spawner exits when this program
+/// exits. Further calls do nothing. If the program has other threads already, forking is unsafe and this returns an error; use
+/// [`LocalConfig::program`] in that case.
 ///
 /// ```no_run
 /// fn main() -> std::io::Result<()> {
 ///     exec_server_client::local::embed()?;
-///     // Only now a runtime, such as `tokio::runtime::Runtime::new()`.
+///     // Create a runtime only after this, for example with `tokio::runtime::Runtime::new()`.
 ///     Ok(())
 /// }
 /// ```
@@ -88,7 +90,7 @@ pub fn embed() -> io::Result<()> {
         )));
     }
     let spawner = Arc::new(spawner::fork_spawner()?);
-    // The program has one thread, so no other thread can have set it.
+    // Cannot fail: the program has one thread, so no other call can have set it since the check above.
     EMBEDDED.set(spawner).ok();
     Ok(())
 }
@@ -97,11 +99,11 @@ pub fn embed() -> io::Result<()> {
 #[derive(Debug, Clone)]
 pub struct LocalConfig {
     /// The directory for the files of sessions, so that a later run of this program can resume them. It is locked while in use. `None`: a
-    /// private directory, removed at the end.
+    /// private directory, which is removed when the [`Local`] is ended or dropped.
     pub state_dir: Option<PathBuf>,
     /// The path of `exec-server`, for a program that cannot call [`embed`].
     pub program: Option<PathBuf>,
-    /// The name of the client in the log.
+    /// The name of the client in the log of the embedded server.
     pub name: String,
     /// How long processes outlive this program. `None`: one second with a private state directory, otherwise the server's 24 hours.
     pub ttl: Option<Ttl>,
@@ -215,7 +217,7 @@ impl Connect for MemoryConnect {
     fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
         Box::pin(async {
             let mut serving = self.0.lock();
-            // `Disconnected` and not `Connect`, so that the client does not retry.
+            // `Disconnected` and not `Connect`, because the client retries after the latter.
             let ended = || Error::Disconnected { reason: Some("the local server has ended".to_owned()) };
             let ServingCore { core, links } = serving.as_mut().ok_or_else(ended)?;
             let (near, far) = memory(PAIR_BYTES);
@@ -294,7 +296,7 @@ mod tests {
     use crate::ErrorKind;
 
     #[tokio::test]
-    async fn a_forgotten_hook_is_an_error_that_says_what_to_do() {
+    async fn a_start_without_a_spawner_says_how_to_provide_one() {
         let error = Local::start(LocalConfig::default()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Spawn);
         let text = error.to_string();
@@ -304,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hook_that_comes_too_late_is_an_error_that_says_so() {
+    fn embed_refuses_a_program_with_several_threads() {
         let (stop_tx, stop_rx) = std::sync::mpsc::channel::<()>();
         let thread = std::thread::spawn(move || stop_rx.recv().is_err());
         let text = embed().unwrap_err().to_string();
@@ -314,7 +316,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_that_is_not_an_exec_server_is_named_in_the_error() {
+    async fn the_error_for_a_wrong_spawner_program_names_it() {
         let config = LocalConfig { program: Some("/bin/false".into()), ..LocalConfig::default() };
         let error = Local::start(config).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Spawn);

@@ -112,7 +112,7 @@ fn each_mistake_has_a_message_and_an_exit_code() {
     for (args, said) in [
         (&["none", ":x"][..], "No such file"),
         (&[":none", "x"], "no such file"),
-        (&["d", ":x"], "is a directory: say `-r`"),
+        (&["d", ":x"], "is a directory: use `-r`"),
         (&["f", ":none/x"], "no such file"),
         (&["f", ":x/"], "is not a directory"),
         (&["-r", ":.", "f"], "is not a directory"),

@@ -4,10 +4,11 @@
 //! as many writes in flight:
 //!
 //! ```text
-//! reads:  [6][7][8]…     ▶ in order ▶     writes: [2][3][4][5]     all before is written
+//! reads in flight: [6][7][8]…  ──in order──▶  writes in flight: [2][3][4][5]     written: [0][1]
 //! ```
-//! In a part of known length, everything except the last blocks in flight is therefore complete. An interrupted copy continues from there.
-//! To keep this true across holes, the copy waits for all writes before a hole.
+//! The length of an interrupted part therefore says what is complete: everything but the last [`BLOCKS_IN_FLIGHT`] blocks. The next copy
+//! continues from there. A write after a hole would make the part longer while earlier writes are in flight. The copy therefore waits for
+//! these writes first.
 
 use std::{path::Path, time::Duration};
 
@@ -24,22 +25,22 @@ use crate::fs::{
 /// A file of up to this size is read and written in one request each.
 pub(super) const SMALL: u64 = 1 << 20;
 
-/// How long to wait for a part that another writer has open. If a client disappears without closing its connection, because its machine
-/// sleeps or its address changed, a server needs up to 30 s to notice. The client's writer ends with it.
+/// How long to wait for a part that another writer has open. The writer may belong to a client that disappeared without closing its
+/// connection, because its machine sleeps or its address changed. A server needs up to 30 s to notice that and to close the part.
 const BUSY_FOR: Duration = Duration::from_secs(40);
 
 /// How long to wait before the wait is reported.
 const BUSY_UNREPORTED: Duration = Duration::from_secs(2);
 
-/// The first and the longest pause between two attempts.
+/// The first and the longest pause between two attempts to open such a part.
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 const BUSY_PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// The reason that is reported.
+/// The reason for the wait, as it is shown to the user.
 const BUSY: &str = "another copy is writing this file";
 
-/// How often a file is opened again after a server has lost its handle. Far above what restarts can cause. The limit stops a server that
-/// reports a lost handle each time.
+/// How often a file is reopened after a server has lost its handle. Restarts alone never reach this limit. It stops a server that reports a
+/// lost handle each time.
 const REOPENED_MAX: u32 = 100;
 
 /// The metadata of a file before it is read.
@@ -50,14 +51,14 @@ pub(super) struct SourceFile {
     pub(super) modified: Moment,
 }
 
-/// The two sides of a copy.
+/// The two sides of a copy, and the receiver of its progress.
 pub(super) struct FileCopy<'a> {
     pub(super) source: &'a dyn FileSystem,
     pub(super) target: &'a dyn FileSystem,
     pub(super) observer: &'a dyn CopyObserver,
 }
 
-/// Both ends of a copy that is under way.
+/// The open files of a copy that is under way.
 struct OpenFiles<'a> {
     from: &'a Path,
     to: &'a Path,
@@ -114,7 +115,7 @@ impl FileCopy<'_> {
         self.copy_once(from, to, source, &mut reported).await
     }
 
-    /// Copies a large file with newly opened handles. `reported` is the number of bytes that were reported to the watch.
+    /// Copies a large file with newly opened handles. `reported` is the number of bytes that the observer knows of.
     async fn copy_once(
         &self,
         from: &Path,
@@ -147,11 +148,12 @@ impl FileCopy<'_> {
         *reported = end.max(*reported);
     }
 
-    /// Creates the part, or opens it to continue. An earlier writer may still be writing its last blocks, or the server may not have
-    /// noticed yet that it is gone. This waits for it.
+    /// Creates the part, or opens it to continue. Waits while an earlier writer has it open. That writer may be writing its last blocks, or
+    /// the server may not have noticed yet that it is gone.
     async fn open_part(&self, to: &Path, options: CreateOptions) -> Result<Box<dyn WriteAt>, CopyError> {
         let began = Instant::now();
-        let (mut pause, mut is_reported) = (BUSY_PAUSE, false);
+        let mut pause = BUSY_PAUSE;
+        let mut is_reported = false;
         loop {
             match self.target.create(to, options.clone()).await {
                 Err(error) if error.kind != fs::FileErrorKind::Busy => return Err(error.into()),
@@ -167,7 +169,7 @@ impl FileCopy<'_> {
                     time::sleep(pause).await;
                     pause = BUSY_PAUSE_MAX.min(pause * 2);
                 }
-                Ok(begun) => return Ok(begun),
+                Ok(writer) => return Ok(writer),
             }
         }
     }
@@ -190,7 +192,7 @@ impl FileCopy<'_> {
                 Some(read) = reads.next(), if writes.len() < BLOCKS_IN_FLIGHT => {
                     let read: ReadSpan = read?;
                     if read.has_hole {
-                        // Write after a hole only when everything before it is written; see the module documentation.
+                        // Finish all earlier writes before a write after a hole; see the module documentation.
                         while let Some(written) = writes.next().await {
                             written?;
                         }
@@ -198,7 +200,7 @@ impl FileCopy<'_> {
                     for (offset, bytes) in read.pieces {
                         writes.push_back(writer.write_at(offset, bytes));
                     }
-                    // Reads that began inside of a hole end after it.
+                    // A hole can end after the range that was requested, or after the file. Continue behind it.
                     let end = read.end.min(size);
                     self.report_moved(to, reported, end);
                     next = next.max(end);
@@ -209,12 +211,13 @@ impl FileCopy<'_> {
     }
 }
 
-/// Reads at least a range. A hole at its end may extend further.
+/// Reads a range. A hole at its end may extend further; the span then ends with the hole.
 async fn read_span(from: &Path, reader: &dyn ReadAt, begin: u64, end: u64) -> Result<ReadSpan, CopyError> {
     let mut span = ReadSpan { pieces: Vec::new(), has_hole: false, end: begin };
     while span.end < end {
         let len = usize::try_from(end - span.end).unwrap_or(BLOCK);
-        let block = reader.read_at(span.end, len, true).await?;
+        let holes = true;
+        let block = reader.read_at(span.end, len, holes).await?;
         let got = block.bytes.len() as u64;
         if got == 0 && block.hole == 0 {
             return Err(CopyError::Shrunk { path: from.to_owned() });
@@ -225,7 +228,7 @@ async fn read_span(from: &Path, reader: &dyn ReadAt, begin: u64, end: u64) -> Re
         span.has_hole |= block.hole > 0;
         let end = span.end.saturating_add(got).checked_add(block.hole);
         span.end =
-            end.ok_or_else(|| fs::FileError::invalid_data("read", from, "the server tells of a hole without an end"))?;
+            end.ok_or_else(|| fs::FileError::invalid_data("read", from, "the length of a hole is out of range"))?;
     }
     Ok(span)
 }
@@ -234,7 +237,7 @@ async fn read_span(from: &Path, reader: &dyn ReadAt, begin: u64, end: u64) -> Re
 fn resumable_len(found: u64, size: u64) -> u64 {
     let block = BLOCK as u64;
     let in_flight = BLOCKS_IN_FLIGHT as u64 * block;
-    // A part that is longer than its file is not from this source. With two writers of the same part, the later one decides.
+    // A part that is longer than its file is not from this source, so begin anew.
     if found > size { 0 } else { found.saturating_sub(in_flight) / block * block }
 }
 

@@ -4,7 +4,7 @@
 //! exists, a copy of the same source continues in the same tree. A directory that was recreated under the same name has another creation
 //! time, and does not match. The part of a file needs no mark: the hash in its name identifies its source.
 //!
-//! Only continuing depends on the mark. If it cannot be written or read, each copy begins anew.
+//! Nothing but continuing depends on the mark. If it cannot be written or read, each copy begins anew.
 
 use std::{
     ffi::OsString,
@@ -24,7 +24,7 @@ const SUFFIX: &str = ".exec-server-cp";
 /// The longest mark that is read. A longer file is not a mark.
 const MARK_MAX: u64 = 64 * 1024;
 
-/// How the target of a tree was given. The form decides whether the same arguments lead to the same tree again.
+/// How the target of a tree was given. It decides which directory a repetition with the same arguments copies into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TargetForm {
     /// With a source of `SRC/.`: the target itself, whether it existed or not.
@@ -56,7 +56,8 @@ pub(super) struct MarkContent {
     /// The creation time of the root, which distinguishes it from another directory of the same name. `None` until the root is created; 0
     /// if the file system does not report it.
     pub(super) created_ms: Option<i64>,
-    /// Random. If this mark can be read inside of the source, then the target lies inside of the source.
+    /// A random word that makes each mark unique. If a mark with this word can be read inside of the source, the target lies inside of the
+    /// source.
     word: String,
 }
 
@@ -120,6 +121,7 @@ pub(super) struct MarkHeader(String);
 
 impl MarkHeader {
     pub(super) fn new(machine: &str, from: &Path) -> Self {
+        // Marks are recognized by this text: with another text, copies that an older version began would not continue.
         Self(format!(
             "exec-server cp, interrupted; copied again from the same source, it goes on.\n{machine}\n{}\n",
             hex::encode(from.as_os_str().as_bytes())
@@ -143,13 +145,13 @@ impl MarkHeader {
         let Ok(text) = String::from_utf8(bytes.to_vec()) else { return Ok(None) };
         let Some(content) = MarkContent::read(&self.0, &text) else { return Ok(None) };
         let root = files.metadata(tree, Links::Itself).await?;
-        let is_it = root.kind == EntryKind::Directory
+        let is_same_root = root.kind == EntryKind::Directory
             && match content.created_ms {
                 Some(created_ms) => created_ms == root.created_ms,
                 // The copy was interrupted after creating the root and before recording its creation time. The root must then be empty.
                 None => files.list(tree, None, Links::Refuse).await?.entries.is_empty(),
             };
-        Ok(is_it.then_some(InterruptedCopy { content, mark: Mark { path, text }, since_ms, root }))
+        Ok(is_same_root.then_some(InterruptedCopy { content, mark: Mark { path, text }, since_ms, root }))
     }
 
     /// Writes the mark; `None` if that is not possible.
@@ -169,14 +171,15 @@ impl MarkHeader {
 
 /// Removes the mark of a complete tree.
 pub(super) async fn remove(files: &dyn FileSystem, mark: &Mark) -> Result<(), CopyError> {
-    ignore_unless_fatal(files.remove(&mark.path, false, true, Links::Refuse).await.map(Some)).map(drop)
+    let (recursive, force) = (false, true);
+    ignore_unless_fatal(files.remove(&mark.path, recursive, force, Links::Refuse).await.map(Some)).map(drop)
 }
 
 /// Treats a mark that cannot be accessed as missing. Only a side that is disconnected or violates the protocol ends the copy.
-fn ignore_unless_fatal<T>(had: Result<Option<T>, fs::FileError>) -> Result<Option<T>, CopyError> {
-    match had.map_err(CopyError::from) {
+fn ignore_unless_fatal<T>(result: Result<Option<T>, fs::FileError>) -> Result<Option<T>, CopyError> {
+    match result.map_err(CopyError::from) {
         Err(error) if error.is_connection() => Err(error),
-        had => Ok(had.unwrap_or_default()),
+        result => Ok(result.unwrap_or_default()),
     }
 }
 
@@ -212,26 +215,26 @@ mod tests {
     use crate::fs::Moment;
 
     #[test]
-    fn another_version_or_file_has_another_part_key() {
+    fn each_version_of_each_file_has_its_own_part_key() {
         let source = SourceFile { size: 5, mode: 0o644, modified: Moment { seconds: 1, nanos: 2 } };
-        let word =
+        let key =
             |machine, path: &str, source: &SourceFile, etag| super::part_key(machine, Path::new(path), source, etag);
-        let first = word("a", "/x", &source, Some("e"));
-        assert_eq!(first, word("a", "/x", &source.clone(), Some("e")));
+        let first = key("a", "/x", &source, Some("e"));
+        assert_eq!(first, key("a", "/x", &source.clone(), Some("e")));
         assert!(first.len() == 24 && first.bytes().all(|byte| byte.is_ascii_hexdigit()));
         let others = [
-            word("b", "/x", &source, Some("e")),
-            word("a", "/y", &source, Some("e")),
-            word("a", "/x", &source, Some("f")),
-            word("a", "/x", &source, None),
-            word("a", "/x", &SourceFile { size: 6, ..source.clone() }, Some("e")),
-            word("a", "/x", &SourceFile { modified: Moment { seconds: 1, nanos: 3 }, ..source.clone() }, Some("e")),
+            key("b", "/x", &source, Some("e")),
+            key("a", "/y", &source, Some("e")),
+            key("a", "/x", &source, Some("f")),
+            key("a", "/x", &source, None),
+            key("a", "/x", &SourceFile { size: 6, ..source.clone() }, Some("e")),
+            key("a", "/x", &SourceFile { modified: Moment { seconds: 1, nanos: 3 }, ..source.clone() }, Some("e")),
         ];
         assert!(others.iter().all(|other| *other != first));
     }
 
     #[test]
-    fn a_mark_is_read_back_only_by_its_own_copy() {
+    fn a_mark_is_read_only_by_a_copy_of_the_same_source() {
         let header = MarkHeader::new("local", Path::new("/src"));
         for form in TargetForm::ALL {
             for content in [MarkContent::new(form, true, None), MarkContent::new(form, false, Some(-5))] {

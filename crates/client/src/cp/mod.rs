@@ -2,16 +2,16 @@
 //! of large files.
 //!
 //! ```text
-//! resolve SRC and DST ──▶ one file, or a tree: directories, files and links as jobs, tens of them under way
-//!                             small file: one read, one write       large file: blocks, several under way
+//! resolve SRC and DST ──▶ one file, or a tree: directories, files and links as jobs, up to 32 in flight
+//!                             small file: one read, one write       large file: blocks, up to 16 in flight
 //! ```
 //! Two rules hold, even if the source lies. *Nothing is written outside of the target*: every name in a listing is checked, and no link
 //! below the target is followed. *No file appears under its name before it is complete*: it is written under a hidden name beside it.
 //!
 //! An interrupted copy continues when it is called again with the same arguments. A large file continues from its hidden part. The part's
 //! name is a hash of the source's address, path, size, time and etag, so that only the same version of the same file continues with it. In
-//! a tree, a file is skipped if it has the size, time and mode of its source. This applies only if a mark beside the tree says that the
-//! same copy was interrupted there, or ended with something missing.
+//! a tree, a file is skipped if it has the size, time and mode of its source. Files are skipped only if a mark beside the tree says that
+//! the same copy was interrupted there, or ended with something missing.
 //!
 //! Failure paths: a file that cannot be read or written is reported, and the copy continues. The copy ends if a side is disconnected,
 //! violates the protocol, or has a full disk.
@@ -48,7 +48,7 @@ pub struct CopyEndpoint {
 
 /// Receives the progress of a copy. All calls come from one task, and must return quickly. By default, each call does nothing.
 pub trait CopyObserver: Sync {
-    /// A file begins.
+    /// The copy of a file begins.
     fn begun(&self, _path: &Path, _size: u64) {}
 
     /// This many further bytes of a file have arrived, or were there already.
@@ -103,7 +103,7 @@ pub enum CopyError {
     #[error(transparent)]
     File(#[from] fs::FileError),
     /// The source is a directory, and `recursive` is not set.
-    #[error("`{}` is a directory: say `-r`", path.display())]
+    #[error("`{}` is a directory: use `-r`", path.display())]
     IsADirectory {
         /// The path of the source.
         path: PathBuf,
@@ -127,7 +127,7 @@ pub enum CopyError {
         path: PathBuf,
     },
     /// A listing contains a name that does not denote an entry of its directory.
-    #[error("the listing of `{}` has the name {name:?}, which is not used: {why}", path.display())]
+    #[error("the listing of `{}` contains the invalid name {name:?}: {why}", path.display())]
     Name {
         /// The directory.
         path: PathBuf,
@@ -136,8 +136,8 @@ pub enum CopyError {
         /// Why the name is refused.
         why: BadName,
     },
-    /// The names of a listing are not in order, or the listing never ends.
-    #[error("the listing of `{}` is not in order: {why}", path.display())]
+    /// The names of a listing are not in order, or the tree is too large or too deep.
+    #[error("the listing of `{}` cannot be used: {why}", path.display())]
     Listing {
         /// The directory.
         path: PathBuf,
@@ -153,7 +153,7 @@ pub enum CopyError {
 }
 
 impl CopyError {
-    /// Whether the error ends the whole copy. False if it affects only one file.
+    /// Whether the error ends the whole copy. False if it affects only one file or directory.
     #[must_use]
     pub fn is_fatal(&self) -> bool {
         match self {
@@ -206,10 +206,11 @@ pub async fn copy(
             root.refuse_itself(files.source, &from, files.target).await?;
             let done = tree::TreeCopy { files, from, root: &root }.copy(mode, found.modified).await;
             match (&root.mark, &done) {
+                // After `IntoItself` nothing is left to continue: a repetition would fail in the same way.
                 (Some(mark), Ok(CopyReport { failed: 0, .. }) | Err(CopyError::IntoItself { .. })) => {
                     mark::remove(&*target.files, mark).await?;
                 }
-                // Keep the mark, so that another run copies only what is missing.
+                // Keep the mark, so that a repetition copies only what is missing.
                 (Some(mark), _) => observer.unfinished(&root.path, &mark.path),
                 (None, _) => {}
             }

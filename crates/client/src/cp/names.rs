@@ -12,20 +12,20 @@ pub enum BadName {
     #[error("it is empty")]
     Empty,
     /// The name is `.` or `..`, which are not entries of the directory.
-    #[error("it is a dot segment")]
+    #[error("it is `.` or `..`")]
     Dots,
     /// The name contains a slash, so it denotes a file elsewhere.
-    #[error("it has a slash")]
+    #[error("it contains a slash")]
     Slash,
-    /// The name contains a NUL byte, which no file name can.
-    #[error("it has a NUL byte")]
+    /// The name contains a NUL byte, which no file name contains.
+    #[error("it contains a NUL byte")]
     Nul,
     /// The name is longer than a file name can be.
     #[error("it is longer than {NAME_MAX} bytes")]
     Long,
 }
 
-/// Whether a name denotes an entry of its directory, and nothing else.
+/// Checks that a name denotes an entry of its directory, and nothing else.
 pub(super) fn check(name: &OsStr) -> Result<(), BadName> {
     let bytes = name.as_bytes();
     match bytes {
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_directly_below_a_directory_are_used() {
+    fn only_names_of_direct_entries_are_accepted() {
         for good in [b"a".as_slice(), b"...", b".a", b"a b\n", b"\xff\xfe", b"~", b"-rf", &[b'x'; NAME_MAX]] {
             assert_eq!(check(OsStr::from_bytes(good)), Ok(()), "{good:?}");
         }

@@ -1,7 +1,7 @@
 //! Determines the path of the copy, with the rules of `cp`.
 //!
-//! Links in the path that the user gives are followed; links below it are not. The resulting paths contain no link, so from here on every
-//! link is refused.
+//! Links in the path that the user gives are followed. The resulting path contains no link. From here on, the copy refuses every link in a
+//! path.
 
 use std::{
     os::unix::ffi::OsStrExt as _,
@@ -37,8 +37,8 @@ pub(super) async fn resolve_tree(
             if means_contents(source) {
                 (itself, TargetForm::Contents)
             } else {
-                // If an interrupted copy created this directory, it is the target itself, and not the directory in which to create the
-                // copy.
+                // With the same arguments, an interrupted copy found no target, and created this directory as the copy itself. Continue it:
+                // a new copy would create another directory inside of it.
                 let found = header.find(&*target.files, &itself).await?;
                 if let Some(found) = found.filter(|found| found.content.form == TargetForm::Itself) {
                     return Ok(TreeTarget { path: itself, form: TargetForm::Itself, found: Some(found) });
@@ -63,7 +63,7 @@ async fn target_kind(target: &CopyEndpoint) -> Result<Option<EntryKind>, CopyErr
 async fn path_inside(source: &Path, target: &CopyEndpoint) -> Result<PathBuf, CopyError> {
     let dir = target.files.canonicalize(&target.path).await?;
     let Some(name) = source.file_name() else {
-        let reason = "it has no name of its own: name the target";
+        let reason = "the source path does not end in a name; give the full target path";
         return Err(fs::FileError::new("copy", source, FileErrorKind::InvalidInput, reason).into());
     };
     Ok(dir.join(name))
@@ -81,7 +81,8 @@ fn ends_in_slash(path: &Path) -> bool {
     path.as_os_str().as_bytes().ends_with(b"/")
 }
 
-/// Whether the path means the content of a directory and not the directory itself: `DIR/.` and the root directory.
+/// Whether the path means the content of a directory and not the directory itself: `DIR/.`, and paths without a final name, such as `/` and
+/// `DIR/..`.
 fn means_contents(path: &Path) -> bool {
     let bytes = path.as_os_str().as_bytes();
     bytes.ends_with(b"/.") || path.file_name().is_none()
@@ -92,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dot_at_the_end_means_the_contents() {
+    fn a_path_that_ends_in_a_dot_or_has_no_name_means_the_contents() {
         let results = ["/a", "/a/", "/a/.", "/", "/a/.."].map(|path| means_contents(Path::new(path)));
         assert_eq!(results, [false, false, true, true, true]);
     }

@@ -1,7 +1,8 @@
 //! Creates or finds the root of a tree at its target, and writes the mark beside it.
 //!
 //! ```text
-//! not there:  mark without a time ──▶ make it ──▶ mark with its time        there: mark with its time
+//! root is missing:  write mark without a time ──▶ create root ──▶ write mark with the root's creation time
+//! root exists:                                                    write mark with the root's creation time
 //! ```
 //! This order lets a copy that was killed at any moment find its root again, and never mistake another directory of the same name for it.
 //!
@@ -33,8 +34,8 @@ pub(super) struct TargetRoot {
     pub(super) path: PathBuf,
     /// Whether this copy created the root, in this run or before it was interrupted.
     pub(super) is_ours: bool,
-    /// The set-group-id bit of the root, which new directories in it inherit.
-    pub(super) group: u32,
+    /// The set-group-id bit of the root, or 0. New directories in the root inherit it.
+    pub(super) setgid: u32,
     pub(super) mark: Option<Mark>,
     /// If this copy continues an interrupted one: when that one began; 0 if unknown.
     pub(super) since_ms: Option<i64>,
@@ -52,21 +53,23 @@ impl TargetRoot {
         let mut content = MarkContent::new(form, false, None);
         if let Some(InterruptedCopy { content: before, mark, since_ms, root }) = found {
             if before.created_ms.is_some() {
-                let (is_ours, group) = (before.is_created, setgid_bit(&root));
-                return Ok(Self { path, is_ours, group, mark: Some(mark), since_ms: Some(since_ms) });
+                let is_ours = before.is_created;
+                let setgid = setgid_bit(&root);
+                return Ok(Self { path, is_ours, setgid, mark: Some(mark), since_ms: Some(since_ms) });
             }
+            // The mark has no time: that copy was killed before it recorded the root. The tree is empty, so there is nothing to continue.
             content = before;
         }
-        let there = match super::find(files, &path, Links::Itself).await? {
-            Some(there) => there,
+        let metadata = match super::find(files, &path, Links::Itself).await? {
+            Some(metadata) => metadata,
             None => {
                 content.is_created = true;
-                let group = match path.parent() {
+                let setgid = match path.parent() {
                     Some(parent) => setgid_bit(&files.metadata(parent, Links::Refuse).await?),
                     None => 0,
                 };
                 let mark = header.write(files, &path, &content).await?;
-                let mode = preliminary_mode(mode, group);
+                let mode = preliminary_mode(mode, setgid);
                 if let Err(error) = files.create_directory(&path, true, Links::Refuse, Some(mode)).await {
                     if let Some(mark) = &mark {
                         mark::remove(files, mark).await?;
@@ -76,16 +79,16 @@ impl TargetRoot {
                 files.metadata(&path, Links::Itself).await?
             }
         };
-        if there.kind != EntryKind::Directory {
+        if metadata.kind != EntryKind::Directory {
             return Err(CopyError::NotADirectory { path });
         }
-        content.created_ms = Some(there.created_ms);
+        content.created_ms = Some(metadata.created_ms);
         let mark = header.write(files, &path, &content).await?;
-        Ok(Self { is_ours: content.is_created, group: setgid_bit(&there), mark, since_ms: None, path })
+        Ok(Self { is_ours: content.is_created, setgid: setgid_bit(&metadata), mark, since_ms: None, path })
     }
 
-    /// Refuses a target that lies inside of the source under another address. In that case the mark can be read through the source. Removes
-    /// what was created for the copy.
+    /// Refuses a target that lies inside of the source, even if source and target have different addresses. In that case the mark can be
+    /// read through the source. Removes the mark, and the root if this run created it.
     pub(super) async fn refuse_itself(
         &self,
         source: &dyn FileSystem,
@@ -98,29 +101,30 @@ impl TargetRoot {
         }
         mark::remove(target, mark).await?;
         if self.is_ours && self.since_ms.is_none() {
-            target.remove(&self.path, false, true, Links::Refuse).await?;
+            let (recursive, force) = (false, true);
+            target.remove(&self.path, recursive, force, Links::Refuse).await?;
         }
         Err(CopyError::IntoItself { path: from.to_owned() })
     }
 
     /// Whether an existing directory below the root was created by the interrupted copy that this one continues.
     pub(super) fn has_created(&self, found: &Metadata) -> bool {
-        let is_later = |since_ms| since_ms != 0 && found.created_ms >= since_ms;
-        self.since_ms.is_some_and(|since_ms| self.is_ours || is_later(since_ms))
+        let is_newer = |since_ms| since_ms != 0 && found.created_ms >= since_ms;
+        self.since_ms.is_some_and(|since_ms| self.is_ours || is_newer(since_ms))
     }
 }
 
-/// The set-group-id bit of a directory.
+/// The set-group-id bit of a directory, or 0.
 pub(super) fn setgid_bit(found: &Metadata) -> u32 {
     found.mode.unwrap_or_default() & SETGID_BIT
 }
 
 /// The mode of a directory while it is being filled. It is writable for its owner, even if the final mode is not.
-pub(super) fn preliminary_mode(mode: u32, group: u32) -> u32 {
-    final_mode(mode, group) | 0o700
+pub(super) fn preliminary_mode(mode: u32, setgid: u32) -> u32 {
+    final_mode(mode, setgid) | 0o700
 }
 
-/// The final mode of a directory. Its set-group-id bit is that of the target.
-pub(super) fn final_mode(mode: u32, group: u32) -> u32 {
-    (mode & MODE_KEPT) | group
+/// The final mode of a directory: the bits of the source, with the set-group-id bit of the target.
+pub(super) fn final_mode(mode: u32, setgid: u32) -> u32 {
+    (mode & MODE_KEPT) | setgid
 }

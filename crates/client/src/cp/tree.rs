@@ -1,11 +1,11 @@
 //! Copies a tree: its directories, files and links are jobs, and tens of them run at a time.
 //!
 //! ```text
-//! stack:  [dir] ──make, list a page──▶ files, links and directories on top, the next page below them
+//! pop [dir] ──create it, list one page──▶ push [next page], then the files, links and directories of this page
 //! ```
-//! The stack is last in, first out, so its size is bounded by the pages on the way down, however large the tree is. Directories that this
-//! copy created get their mode and time at the very end, from the leaves up. Until then they must be writable, and every new entry changes
-//! their time. Directories that existed before keep their mode and time.
+//! The stack is last in, first out. It therefore holds at most about one page per level of the tree, however large the tree is.
+//! Directories that this copy created get their mode and time at the very end, from the leaves up. Until then they must be writable, and every
+//! new entry would change their time. Directories that existed before keep their mode and time.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -24,7 +24,7 @@ use super::{
 };
 use crate::fs::{EntryKind, Links, ListEntry, ListPage, Moment};
 
-/// Limit for running jobs: half of the requests that a server serves at a time per connection.
+/// Limit for jobs in flight: half of the requests that a server handles at a time per connection.
 const JOBS: usize = 32;
 
 /// Limit for large files in flight. Their blocks fill the connection by themselves.
@@ -51,8 +51,8 @@ type ExistingFiles = HashMap<OsString, ListEntry>;
 struct TargetDirectory {
     /// Whether the directory was just created and is empty.
     is_new: bool,
-    /// The set-group-id bit, which new directories inherit.
-    group: u32,
+    /// The set-group-id bit, or 0. New directories inherit it.
+    setgid: u32,
     existing: ExistingFiles,
 }
 
@@ -68,7 +68,7 @@ struct SourceDirectory {
 enum CopyJob {
     /// Creates a directory, unless it exists.
     Directory { directory: SourceDirectory, parent: Arc<TargetDirectory> },
-    /// Lists the entries after a name.
+    /// Lists one page of a directory: the entries after a name.
     Page { below: PathBuf, after: Option<OsString>, target_dir: Arc<TargetDirectory> },
     /// Copies a file.
     File { below: PathBuf, source: SourceFile },
@@ -108,7 +108,7 @@ struct TreeCopyState {
     stack: Vec<CopyJob>,
     /// Large files that wait because `LARGE` others are in flight.
     large: VecDeque<CopyJob>,
-    large_under_way: usize,
+    large_in_flight: usize,
     /// Every directory that exists at the target so far, and whether it gets its mode and time at the end.
     directories: Vec<(SourceDirectory, bool)>,
     report: CopyReport,
@@ -119,8 +119,8 @@ impl TreeCopy<'_> {
     pub(super) async fn copy(&self, mode: u32, modified: Moment) -> Result<CopyReport, CopyError> {
         let mut state = TreeCopyState::default();
         let directory =
-            SourceDirectory { below: PathBuf::new(), mode: root::final_mode(mode, self.root.group), modified };
-        let done = self.enter(directory, self.root.is_ours, self.root.group).await?;
+            SourceDirectory { below: PathBuf::new(), mode: root::final_mode(mode, self.root.setgid), modified };
+        let done = self.enter(directory, self.root.is_ours, self.root.setgid).await?;
         self.handle_result(&mut state, done)?;
         let mut in_flight = FuturesUnordered::new();
         loop {
@@ -130,7 +130,7 @@ impl TreeCopy<'_> {
                 in_flight.push(self.run(job));
             }
             let Some((was_large, done)) = in_flight.next().await else { break };
-            state.large_under_way -= usize::from(was_large);
+            state.large_in_flight -= usize::from(was_large);
             match done {
                 Ok(done) => self.handle_result(&mut state, done)?,
                 Err(error) => self.handle_error(&mut state, error)?,
@@ -162,25 +162,27 @@ impl TreeCopy<'_> {
             if found.kind != EntryKind::Directory {
                 return Err(CopyError::NotADirectory { path: to });
             }
-            let group = root::setgid_bit(&found);
-            let directory = SourceDirectory { mode: root::final_mode(directory.mode, group), ..directory };
-            return self.enter(directory, self.root.has_created(&found), group).await;
+            let setgid = root::setgid_bit(&found);
+            let directory = SourceDirectory { mode: root::final_mode(directory.mode, setgid), ..directory };
+            return self.enter(directory, self.root.has_created(&found), setgid).await;
         }
-        let mode = root::preliminary_mode(directory.mode, parent.group);
-        // Recursive, so that an existing directory is not an error: a cut may have hidden that it was created.
-        self.files.target.create_directory(&to, true, Links::Refuse, Some(mode)).await?;
-        let directory = SourceDirectory { mode: root::final_mode(directory.mode, parent.group), ..directory };
-        let target_dir = TargetDirectory { is_new: true, group: parent.group, existing: ExistingFiles::new() };
+        let mode = root::preliminary_mode(directory.mode, parent.setgid);
+        // Recursive, so that an existing directory is not an error: the request is sent again if a cut hides its answer.
+        let recursive = true;
+        self.files.target.create_directory(&to, recursive, Links::Refuse, Some(mode)).await?;
+        let directory = SourceDirectory { mode: root::final_mode(directory.mode, parent.setgid), ..directory };
+        let target_dir = TargetDirectory { is_new: true, setgid: parent.setgid, existing: ExistingFiles::new() };
         Ok(JobResult::Directory { directory, is_ours: true, target_dir })
     }
 
     /// Handles a directory that exists at the target. In a continued copy it may already have its final mode, and contain files.
-    async fn enter(&self, directory: SourceDirectory, is_ours: bool, group: u32) -> Result<JobResult, CopyError> {
-        let mut target_dir = TargetDirectory { is_new: false, group, existing: ExistingFiles::new() };
+    async fn enter(&self, directory: SourceDirectory, is_ours: bool, setgid: u32) -> Result<JobResult, CopyError> {
+        let mut target_dir = TargetDirectory { is_new: false, setgid, existing: ExistingFiles::new() };
         if self.root.since_ms.is_some() {
             let to = self.target_path(&directory.below);
+            // Make the directory writable again. Its final mode is set at the end.
             if is_ours && directory.mode & 0o700 != 0o700 {
-                let mode = root::preliminary_mode(directory.mode, group);
+                let mode = root::preliminary_mode(directory.mode, setgid);
                 self.files.target.set_metadata(&to, Links::Itself, Some(mode), None).await?;
             }
             // The error is ignored: nothing depends on the cleanup.
@@ -224,12 +226,12 @@ impl TreeCopy<'_> {
     /// contains the mark beside the target, and the copy would never end.
     async fn refuse_itself(&self, from: &Path, page: &ListPage) -> Result<(), CopyError> {
         let Some(mark) = &self.root.mark else { return Ok(()) };
-        let is_named_so = |entry: &&ListEntry| mark.path.file_name() == Some(&*entry.name);
-        match page.entries.iter().find(is_named_so) {
+        let has_mark_name = |entry: &&ListEntry| mark.path.file_name() == Some(&*entry.name);
+        match page.entries.iter().find(has_mark_name) {
             Some(entry) if mark.is_at(self.files.source, &from.join(&entry.name)).await? => {
                 Err(CopyError::IntoItself { path: self.from.clone() })
             }
-            // No mark, or the mark of another copy, which is copied like any file.
+            // There is no such file, or it is the mark of another copy, which is copied like any file.
             _ => Ok(()),
         }
     }
@@ -253,7 +255,8 @@ impl TreeCopy<'_> {
     fn handle_result(&self, state: &mut TreeCopyState, done: JobResult) -> Result<(), CopyError> {
         match done {
             JobResult::Directory { directory, is_ours, target_dir } => {
-                let (below, target_dir) = (directory.below.clone(), Arc::new(target_dir));
+                let below = directory.below.clone();
+                let target_dir = Arc::new(target_dir);
                 state.directories.push((directory, is_ours));
                 state.stack.push(CopyJob::Page { below, after: None, target_dir });
             }
@@ -287,13 +290,17 @@ impl TreeCopy<'_> {
         if page.more
             && let Some(last) = page.entries.last()
         {
-            let (below, target_dir) = (below.to_owned(), Arc::clone(target_dir));
-            state.stack.push(CopyJob::Page { below, after: Some(last.name.clone()), target_dir });
+            let after = Some(last.name.clone());
+            state.stack.push(CopyJob::Page { below: below.to_owned(), after, target_dir: Arc::clone(target_dir) });
         }
+        // In reverse, so that the first entry ends up on top of the stack.
         for entry in page.entries.into_iter().rev() {
             let below = below.join(&entry.name);
             if self.target_path(&below).as_os_str().len() >= PATH_MAX || state.directories.len() >= DIRECTORIES_MAX {
-                return Err(CopyError::Listing { path: self.source_path(&below), why: "it goes on without an end" });
+                return Err(CopyError::Listing {
+                    path: self.source_path(&below),
+                    why: "the tree is too deep or has too many directories",
+                });
             }
             match entry.kind {
                 EntryKind::Directory => {
@@ -377,10 +384,10 @@ impl CopyJob {
 impl TreeCopyState {
     /// Returns the next job that may run.
     fn next_job(&mut self) -> Option<CopyJob> {
-        if self.large_under_way < LARGE
+        if self.large_in_flight < LARGE
             && let Some(job) = self.large.pop_front()
         {
-            self.large_under_way += 1;
+            self.large_in_flight += 1;
             return Some(job);
         }
         while self.large.len() < LARGE_WAITING
@@ -389,8 +396,8 @@ impl TreeCopyState {
             if !job.is_large() {
                 return Some(job);
             }
-            if self.large_under_way < LARGE {
-                self.large_under_way += 1;
+            if self.large_in_flight < LARGE {
+                self.large_in_flight += 1;
                 return Some(job);
             }
             self.large.push_back(job);
@@ -409,10 +416,11 @@ fn is_same(source: &ListEntry, target: &ListEntry) -> bool {
     (source.size, source.modified, source.mode & MODE_KEPT) == (target.size, target.modified, target.mode)
 }
 
-/// Checks a page before it is used: every name must be valid, and the names must ascend. The order reveals a listing that repeats itself.
+/// Checks a page before it is used: every name must be valid, and the names must ascend. Otherwise a server could repeat the same entries
+/// forever.
 fn check_page(path: &Path, page: &ListPage, after: Option<OsString>) -> Result<(), CopyError> {
     if page.more && page.entries.is_empty() {
-        return Err(CopyError::Listing { path: path.to_owned(), why: "there is more, but nothing comes" });
+        return Err(CopyError::Listing { path: path.to_owned(), why: "an empty page announces more entries" });
     }
     let mut before = after;
     for entry in &page.entries {
@@ -420,7 +428,7 @@ fn check_page(path: &Path, page: &ListPage, after: Option<OsString>) -> Result<(
             return Err(CopyError::Name { path: path.to_owned(), name: entry.name.clone(), why });
         }
         if before.is_some_and(|before| entry.name <= before) {
-            return Err(CopyError::Listing { path: path.to_owned(), why: "its names do not go up" });
+            return Err(CopyError::Listing { path: path.to_owned(), why: "its names are not in ascending order" });
         }
         before = Some(entry.name.clone());
     }
@@ -432,7 +440,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn large_files_that_wait_are_bounded_and_none_is_lost() {
+    fn waiting_large_files_are_bounded_and_all_are_copied() {
         let file = |at: usize, size| CopyJob::File {
             below: PathBuf::from(at.to_string()),
             source: file::SourceFile { size, mode: 0o644, modified: Moment { seconds: 0, nanos: 0 } },
@@ -446,10 +454,10 @@ mod tests {
             match state.next_job() {
                 Some(_) => started += 1,
                 // The next large file starts when another one is done.
-                None if state.large_under_way > 0 => state.large_under_way -= 1,
+                None if state.large_in_flight > 0 => state.large_in_flight -= 1,
                 None => break,
             }
-            assert!(state.large_under_way <= LARGE && state.large.len() <= LARGE_WAITING);
+            assert!(state.large_in_flight <= LARGE && state.large.len() <= LARGE_WAITING);
         }
         assert_eq!((started, state.large.len(), state.stack.len()), (count + 1, 0, 0));
     }
