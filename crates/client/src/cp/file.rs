@@ -95,7 +95,6 @@ impl FileCopy<'_> {
             links: Links::Refuse,
             mode: Some(source.mode & MODE_KEPT),
             modified: Some(source.modified),
-            keep: Some(mark::part_key(&self.source.machine(), from, source, None)),
             ..WriteOptions::default()
         };
         self.target.write_file(to, bytes, options).await?;
