@@ -1,5 +1,5 @@
-//! Computes pauses between attempts: doubling, with full jitter, so that the clients of a restarted server do not all reconnect at once.
-//! Does not sleep itself.
+//! Computes pauses between attempts: exponential backoff with full jitter, so that the clients of a restarted server do not all reconnect
+//! at once. Does not sleep itself.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ enum Jitter {
 }
 
 impl Jitter {
-    /// Draws the fraction of the bound to wait.
+    /// Draws the fraction of the bound to wait, from 0 to 1.
     fn draw(&mut self) -> f64 {
         let drawn = match self {
             // Without system randomness, wait for the whole bound.
@@ -54,6 +54,7 @@ impl Backoff {
     pub(crate) fn pause(&mut self) -> Duration {
         let factor = 1_u32.checked_shl(self.attempt).unwrap_or(u32::MAX);
         let bound = self.first.saturating_mul(factor).min(self.most);
+        // 31 is the largest shift of a `u32`.
         self.attempt = (self.attempt + 1).min(31);
         bound.mul_f64(self.jitter.draw())
     }
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_repeats_its_pauses_and_another_has_others() {
+    fn equal_seeds_give_equal_pauses_and_different_seeds_do_not() {
         let pauses = |seed| {
             let mut backoff = Backoff::default().seeded(seed);
             (0..20).map(|_| backoff.pause()).collect::<Vec<_>>()

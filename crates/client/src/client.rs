@@ -120,16 +120,16 @@ impl Client {
         let Some(log) = session.routes.add(key.clone(), EventSource::Starting, 0) else {
             return Err(refused(Kind::DuplicateProcess, format!("process {} already exists", key.process_id)));
         };
-        let mut starting = StartGuard { handle: &self.handle, key: &key, log: &log, may_be_running: true };
+        let mut starting = RouteGuard { handle: &self.handle, key: &key, log: &log, may_be_running: true };
         let started = if session.generation().has_process_methods() {
             params.cwd = Some(cwd);
             self.start_once(params, &key).await
         } else {
             command::start(session, params, cwd).await
         };
-        // The server has answered, so no start is in flight, whether it succeeded or failed. An error that is not `Server`, such as an
-        // unknown outcome, is not an answer.
-        starting.may_be_running = matches!(&started, Err(error) if !matches!(error, Error::Server { .. }));
+        // After an answer, successful or not, no start is in flight. All other errors, such as an unknown outcome, are not answers.
+        let is_answered = matches!(&started, Ok(_) | Err(Error::Server { .. }));
+        starting.may_be_running = !is_answered;
         let started = started?;
         // Disarm the guard: the handle owns the route from here on.
         std::mem::forget(starting);
@@ -171,8 +171,8 @@ impl Client {
         let has_timeout = start.timeout_ms.is_some() || start.idle_timeout_ms.is_some();
         let drops_oldest = start.overflow == Some(wire::Overflow::DropOldest);
         let lacking = [
-            (has_timeout, capabilities.timeouts, "end a process after a time"),
-            (start.auto_forget, capabilities.auto_forget, "forget a process at its end"),
+            (has_timeout, capabilities.timeouts, "end a process after a timeout"),
+            (start.auto_forget, capabilities.auto_forget, "forget a process when it has ended"),
             (drops_oldest, capabilities.overflow, "drop the oldest output"),
         ];
         match lacking.iter().find(|(is_wanted, is_served, _)| *is_wanted && !is_served) {
@@ -189,26 +189,28 @@ impl Client {
         let key = ProcessKey { session_id, process_id: id.clone() };
         let generation = session.generation();
         if !generation.can_attach(key.session_id.is_none()) {
-            return Err(session.cannot("show processes of others"));
+            return Err(session.cannot("attach to this process"));
         }
-        // Before the route is added: an error here must not leave it behind.
+        // Ask before the route is added, so that an error leaves no route behind.
         let keeps_write_ids = session.keeps_write_ids().await?;
         let info = if generation.lists_processes() { recovery::find_process(session, &key).await? } else { None };
         if generation.lists_processes() && info.is_none() {
             return Err(refused(Kind::UnknownProcess, format!("unknown process id {id}")));
         }
+        // Notifications about a process of the own session may have gone to an earlier client of this session, so its log is filled by
+        // reads.
         let source = match (&key.session_id, options.hold) {
             (None, _) => EventSource::Polled,
             (Some(_), true) => EventSource::Pushed,
             (Some(_), false) => EventSource::Observed,
         };
         let Some(log) = session.routes.add(key.clone(), source, options.after) else {
-            return Err(Error::Protocol(format!("this client has a handle of process {id} already")));
+            return Err(Error::Protocol(format!("this client already has a handle to process {id}")));
         };
         if let Some(info) = &info {
             recovery::record_end(&log, info, options.after, source);
         }
-        let attaching = StartGuard { handle: &self.handle, key: &key, log: &log, may_be_running: false };
+        let attaching = RouteGuard { handle: &self.handle, key: &key, log: &log, may_be_running: false };
         if source != EventSource::Polled {
             let ProcessKey { process_id, session_id } = key.clone();
             let (after_seq, hold) = (Some(options.after), options.hold);
@@ -217,6 +219,7 @@ impl Client {
         } else {
             session.spawn(recovery::poll_events(Arc::downgrade(session), key.clone(), Arc::downgrade(&log)));
         }
+        // Disarm the guard, as in `start`.
         std::mem::forget(attaching);
         Ok(Process::new(ProcessShared {
             handle: Arc::clone(&self.handle),
@@ -287,11 +290,11 @@ impl Drop for SessionHandle {
 
 impl SessionHandle {
     /// Terminates a process in the background.
-    pub(crate) fn clean_up(self: &Arc<Self>, key: ProcessKey) {
+    pub(crate) fn terminate_in_background(self: &Arc<Self>, key: ProcessKey) {
         let handle = Arc::clone(self);
         spawn_cleanup(&self.session, async move {
             if let Err(error) = process::terminate(&handle.session, &key, None).await {
-                tracing::warn!(process = key.process_id.as_str(), %error, "a process could not be ended");
+                tracing::warn!(process = key.process_id.as_str(), %error, "could not terminate the process");
             }
         });
     }
@@ -313,18 +316,17 @@ impl SessionHandle {
     }
 }
 
-/// Runs cleanup work that the drop of the last handle causes, and which therefore outlives that handle. The work keeps the connection open
-/// until it is done. It is bounded by the time for which the client tries to reconnect, and it stops when another connection takes the
-/// session over.
+/// Runs cleanup work in a task of its own, because the handle whose drop causes it may be the last one. The work keeps the connection open
+/// until it is done. It ends at the latest when the client gives up reconnecting, or when another connection takes the session over.
 fn spawn_cleanup(session: &Session, work: impl Future<Output = ()> + Send + 'static) {
-    // Outside of a runtime the connection does not exist either.
+    // Without a runtime there is no connection, so nothing can be cleaned up.
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
         let links = session.link_waiter();
         // Boxed, so that `spawn` is compiled once and not for each future type.
         let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
             tokio::select! {
                 () = work => {}
-                () = links.taken() => {}
+                () = links.wait_until_taken() => {}
             }
         });
         runtime.spawn(work);
@@ -336,8 +338,9 @@ fn refused(kind: Kind, message: String) -> Error {
     Error::Server { code: failure::INVALID_REQUEST, kind: Some(kind), message }
 }
 
-/// Guard of a start that was requested. If it is dropped before the answer, the start is cancelled.
-struct StartGuard<'a> {
+/// Guard of a route whose process handle is not created yet. If it is dropped, it removes the route, and cancels a start that was
+/// requested.
+struct RouteGuard<'a> {
     handle: &'a Arc<SessionHandle>,
     key: &'a ProcessKey,
     log: &'a Arc<EventLog>,
@@ -345,11 +348,11 @@ struct StartGuard<'a> {
     may_be_running: bool,
 }
 
-impl Drop for StartGuard<'_> {
+impl Drop for RouteGuard<'_> {
     fn drop(&mut self) {
         self.handle.session.routes.remove(self.key, self.log);
         if self.may_be_running {
-            self.handle.clean_up(self.key.clone());
+            self.handle.terminate_in_background(self.key.clone());
         }
     }
 }
@@ -415,7 +418,7 @@ impl Builder {
         /// Resumes an existing session instead of creating one.
         resume(session_id: SessionId) => options.resume = Some(session_id);
 
-        /// Takes the resumed session over from a connection that is still attached to it.
+        /// Takes the resumed session over if another connection is still attached to it.
         takeover(take: bool) => options.takeover = take;
 
         /// How long the client tries to reconnect before the session counts as lost. Default: as long as the server keeps the session.

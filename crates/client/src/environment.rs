@@ -2,7 +2,7 @@
 //!
 //! The variables are `EXEC_SERVER_URL`, then `CODEX_EXEC_SERVER_URL`. If both are unset or empty, the default of `environments.toml`
 //! applies, or else this machine. The value `none` disables processes. Every other value is a name in that file, or a URL. `file`
-//! implements these rules, and `lazy` decides when to connect. This module joins them: an [`Environment`] is a choice that connects on
+//! implements these rules, and `lazy` decides when to connect. This module combines them: an [`Environment`] is a choice that connects on
 //! first use.
 //!
 //! ```no_run
@@ -116,7 +116,7 @@ impl Environment {
             }),
             Choice::Remote(spec) => {
                 let id = spec.id.clone();
-                // A program that fails at its first start is expected to fail at every start.
+                // A program that fails the first time is expected to fail every time.
                 let is_final: fn(&Error) -> bool =
                     if spec.is_program { |error| error.kind() == ErrorKind::Spawn } else { |_| false };
                 let backend = Lazy::new(move || Box::pin(open_remote(spec.clone(), token.clone())), is_final);
@@ -192,8 +192,9 @@ impl RemoteSpec {
         };
         let address = self.target.to_string();
         let mut sum = Sha256::new();
-        let shown_parts = [self.id.as_bytes(), address.as_bytes(), file, token];
-        for part in shown_parts.into_iter().chain(self.target.hidden_parts()) {
+        let parts = [self.id.as_bytes(), address.as_bytes(), file, token];
+        for part in parts.into_iter().chain(self.target.hidden_parts()) {
+            // With its length, so that the boundaries between parts count.
             sum.update((part.len() as u64).to_le_bytes());
             sum.update(part);
         }
@@ -230,7 +231,7 @@ pub fn names() -> Result<Vec<String>, EnvironmentError> {
 
 fn user_file() -> Result<Environments, EnvironmentError> {
     let file = config_file(std::env::var_os("XDG_CONFIG_HOME"), std::env::home_dir());
-    // Without a home directory there is no file, and names cannot be found.
+    // Without a home directory there is no file, and only `local` is known.
     file.map_or_else(|| Ok(Environments::empty(FILE_NAME)), |path| Environments::load(&path))
 }
 

@@ -14,7 +14,8 @@ pub const DISCONNECTED: &str = "exec-server transport disconnected";
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The program that connects to a server could not be started, or ended before it answered.
+    /// The program that connects to a server could not be started, or ended before it answered. Or this program cannot start local
+    /// processes.
     #[error("start `{program}`: {reason}")]
     Spawn {
         /// The program that was started.
@@ -54,7 +55,7 @@ pub enum Error {
         /// The address, without a token.
         address: String,
     },
-    /// The connection broke. The call had no effect, or none that matters.
+    /// The connection broke. The call was not sent, or repeating it is harmless.
     #[error("{DISCONNECTED}{}", reason_suffix(reason))]
     Disconnected {
         /// Why the connection broke, if known.
@@ -107,7 +108,7 @@ pub enum Error {
 
 /// Whether another attempt to connect can succeed; see [`Error::Connect`].
 ///
-/// It applies to first connections only. An established session retries after every failure until its time is over.
+/// It applies to first connections only. An established session retries after each of these failures until its time is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConnectFailure {
@@ -196,7 +197,7 @@ impl From<Error> for io::Error {
     }
 }
 
-/// A reason after a colon, or nothing.
+/// The reason after a colon; empty if there is none.
 fn reason_suffix(reason: &Option<String>) -> String {
     reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default()
 }

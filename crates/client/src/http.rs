@@ -1,14 +1,14 @@
 //! HTTP requests that the server makes from its own network, with a buffered or a streamed response body.
 //!
 //! ```text
-//! stream() ── name `http-n` on the table ──▶ http/request ──▶ head of the answer
+//! http_stream() ── register `http-N` in BodyStreams ──▶ http/request ──▶ head of the response
 //! Body ◀── pieces ◀── BodyStreams ◀── NotificationRouter ◀── http/request/bodyDelta
-//! Body ──▶ taken ──▶ http/request/ack
+//! Body ──▶ consumed pieces ──▶ http/request/ack
 //! ```
 //!
 //! A stream belongs to one link and ends with it; it is not requested again. A current server sends at most one window beyond what was
-//! consumed. For a server without a window, the client keeps 256 pieces per stream and 16 MiB for all streams. A stream that exceeds these
-//! limits fails, and nothing else does. Dropping a [`Body`], or a future of this module, cancels the request if the server supports that.
+//! consumed. For a server without a window, the client keeps 256 pieces per stream and 16 MiB for all streams. Exceeding a limit fails only
+//! the stream that does so. Dropping a [`Body`], or a future of this module, cancels the request if the server supports that.
 //!
 //! The server decides which targets are allowed.
 
@@ -33,7 +33,7 @@ use crate::{Client, Request as _, client::SessionHandle, error::Error, process::
 
 const NAME: &str = requests::HttpRequest::NAME;
 
-/// Pieces of a body that a server may send beyond what was consumed: 4 MiB.
+/// The number of pieces of a body that a server may send beyond what was consumed. A piece has at most 64 KiB, so this is 4 MiB.
 const WINDOW: u64 = 64;
 
 /// An HTTP request.
@@ -134,10 +134,10 @@ impl Client {
         let mut guard = RequestGuard { handle: &self.handle, request_id: &id, may_be_running: true };
         let params = request.params(id.clone());
         let answered = self.request::<requests::HttpRequest>(&params).await;
-        // If the request was answered, or ended with its link, there is nothing to cancel. A request that ran into `call_timeout` is still
-        // running.
-        let is_late = self.session().options.call_timeout.is_some();
-        guard.may_be_running = is_late && matches!(&answered, Err(Error::UnknownOutcome { .. }));
+        // If the request was answered, or ended with its link, there is nothing to cancel. With a `call_timeout`, an unknown outcome can
+        // also mean that the time is over and the request is still running.
+        let has_timeout = self.session().options.call_timeout.is_some();
+        guard.may_be_running = has_timeout && matches!(&answered, Err(Error::UnknownOutcome { .. }));
         let result = answered?;
         let unreadable =
             |error: base64::InvalidBase64| Error::Decode { method: NAME.to_owned(), reason: error.to_string() };
@@ -233,7 +233,7 @@ impl Body {
         Self { handle: Arc::clone(handle), name, epoch, is_over: false }
     }
 
-    /// Drops the body without a cancel: the request was refused, or its link is gone.
+    /// Drops the body without cancelling the request, because it was refused or its link is gone.
     fn forget(mut self) {
         self.is_over = true;
     }

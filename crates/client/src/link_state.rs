@@ -1,8 +1,8 @@
 //! The current link of a session, and a queue of callers that wait for the next one.
 //!
 //! Records whether a session is up, down or lost, and publishes this to the user as a [`ConnectionState`]. Wakes waiting callers in the
-//! order in which they came, so that interrupted calls are sent again in their first order. Does not depend on what is sent or why a link
-//! ended.
+//! order in which they began to wait, so that interrupted calls are sent again in their original order. Does not depend on what is sent or
+//! why a link ended.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ struct SharedLinkState {
     status: Mutex<LinkStatus>,
     /// A `Notify` and not a watch channel, because it wakes waiters in order.
     changed: Notify,
-    /// What the user sees of the status.
+    /// The status as the user sees it.
     published_tx: watch::Sender<ConnectionState>,
 }
 
@@ -78,7 +78,7 @@ impl LinkState {
         self.0.published_tx.subscribe()
     }
 
-    /// With `fail_fast`, `LinkWaiter::after` fails at once while the link is down.
+    /// Access to the links of the session. With `fail_fast`, `LinkWaiter::after` fails at once while the link is down.
     pub(crate) fn waiter(&self, fail_fast: bool) -> LinkWaiter {
         LinkWaiter { shared: Arc::clone(&self.0), fail_fast }
     }
@@ -97,10 +97,10 @@ pub(crate) struct LinkWaiter {
 }
 
 impl LinkWaiter {
-    /// Waits for a link with an epoch above `after`. Fails at once if the session is lost, or if it is down and the caller does not wait.
-    pub(crate) async fn after(&self, after: u64) -> Result<Arc<ServerLink>, Error> {
+    /// Waits for a link with an epoch above `epoch`. Fails if the session is lost or, with `fail_fast`, if the link is down.
+    pub(crate) async fn after(&self, epoch: u64) -> Result<Arc<ServerLink>, Error> {
         let link = |status: &LinkStatus| match status {
-            LinkStatus::Up(link) if link.epoch > after => Some(Ok(Arc::clone(link))),
+            LinkStatus::Up(link) if link.epoch > epoch => Some(Ok(Arc::clone(link))),
             LinkStatus::Lost(error) => Some(Err(error.clone())),
             LinkStatus::Down { reason, .. } if self.fail_fast => {
                 Some(Err(Error::Disconnected { reason: Some(reason.clone()) }))
@@ -111,7 +111,7 @@ impl LinkWaiter {
     }
 
     /// Waits until another client has taken the session over.
-    pub(crate) async fn taken(&self) {
+    pub(crate) async fn wait_until_taken(&self) {
         self.wait_for(|status| matches!(status, LinkStatus::Down { is_taken: true, .. }).then_some(())).await;
     }
 

@@ -20,7 +20,7 @@ pub(crate) enum EventSource {
     Starting,
     /// By notifications. The server keeps output until it is acknowledged.
     Pushed,
-    /// By notifications that the process does not wait for. Output that is not consumed in time becomes a gap.
+    /// By notifications. The server does not keep output for this reader, so output that is not consumed in time becomes a gap.
     Observed,
     /// By `process/read`. Notifications are ignored.
     Polled,
@@ -38,7 +38,7 @@ struct RouteTable {
     flow_policy: FlowPolicy,
     /// The id of the client's own session.
     own: Option<SessionId>,
-    /// Sorted, so that operations on all logs run in the same order every time.
+    /// A sorted map, so that operations on all logs run in the same order every time. The seeded simulation relies on that.
     routes: BTreeMap<ProcessKey, (Arc<EventLog>, EventSource)>,
 }
 
@@ -83,7 +83,7 @@ impl Routes {
         }
     }
 
-    /// The key of the process that an event names.
+    /// The key of the process that an event names. A server may name the client's own session explicitly, which a key leaves out.
     pub(crate) fn key(&self, session_id: Option<SessionId>, process_id: ProcessId) -> ProcessKey {
         let session_id = session_id.filter(|id| Some(id) != self.state.lock().own.as_ref());
         ProcessKey { session_id, process_id }

@@ -47,9 +47,9 @@ pub(crate) const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 const PING_EVERY: Duration = Duration::from_secs(10);
 const DEAD_AFTER: Duration = Duration::from_secs(30);
 
-/// Limit for the bytes of stdin in flight to all processes of a link: 32 MiB. Above it, no process sends a write before its previous one is
-/// answered. The limit is half of what a server buffers for a connection before it refuses more. Such a refusal could reorder writes that
-/// are in flight together.
+/// Limit for the bytes of stdin in flight to all processes of a link: 32 MiB. Above it, each process has at most one write in flight. The
+/// limit is half of what a server buffers for a connection. Beyond that, the server refuses writes. If it refused one of several writes to
+/// a process, the process would get the later ones too early.
 const WRITING_BYTES: usize = limits::REQUESTS_WAITING_BYTES / 2;
 
 /// One connection whose handshake is done.
@@ -70,7 +70,7 @@ pub(crate) struct ServerLink {
     carrier: Mutex<Option<Box<dyn Carrier>>>,
 }
 
-/// What an attempt to connect asks for.
+/// The parameters of one attempt to connect.
 pub(crate) struct DialRequest<'a> {
     pub(crate) options: &'a SessionOptions,
     /// The session to resume; `None` creates one.
@@ -95,7 +95,7 @@ impl DialError {
         Self { error, is_worth_retrying: true, is_violation: false }
     }
 
-    /// A failure that every further attempt would have, too.
+    /// A failure that every further attempt would repeat.
     pub(crate) fn permanent(error: Error) -> Self {
         Self { error, is_worth_retrying: false, is_violation: false }
     }
@@ -111,7 +111,7 @@ impl DialError {
 pub(crate) enum CallPayload<'a> {
     /// Params only, encoded once for all links.
     Params(&'a RawValue),
-    /// Params with bytes. If the server does not accept attached bytes, `params` gets them as base64, else an empty text.
+    /// Params with bytes. `params` creates the params from the base64 text of the bytes, or from an empty text if the bytes are attached.
     WithBytes { bytes: &'a Bytes, params: &'a (dyn Fn(String) -> Result<Box<RawValue>, Error> + Sync) },
 }
 
@@ -141,7 +141,7 @@ impl ServerLink {
         write_id: &str,
         bytes: &Bytes,
     ) -> Option<Result<SentRequest, CallError>> {
-        let channel = self.channels.of(key)?;
+        let channel = self.channels.number_of(key)?;
         let head = |id, out: &mut Vec<u8>| {
             let is_short = WriteFrame { channel, id, write_id }.encode(out);
             debug_assert!(is_short, "our own write ids are short");
@@ -191,14 +191,15 @@ impl ServerLink {
         if self.has_pings {
             self.raw.ping();
         } else {
-            // The answer counts as progress when it arrives; no caller waits for it. A full queue means that enough requests are under way.
+            // Polling once is enough to send the request. Its answer counts as progress when it arrives, so nothing waits for it. If the
+            // queue is full, enough other requests are in flight.
             let asking = self.raw.send(requests::EnvironmentStatus::NAME, &exec_server_protocol::Empty {});
             drop(asking.now_or_never());
         }
     }
 
-    /// Runs work on a link that the keeper does not attend to yet, and pings the peer at the same time. If the peer is dead, the link is
-    /// closed, which fails the calls that the work waits for.
+    /// Runs work on a link before the keeper maintains it, and pings the peer at the same time. If the peer is dead, the link is closed,
+    /// which fails the calls that the work waits for.
     pub(crate) async fn run_with_pings<T>(&self, work: impl Future<Output = T>) -> T {
         tokio::pin!(work);
         let mut pings = ping_interval();
@@ -216,11 +217,11 @@ impl ServerLink {
     pub(crate) async fn end(&self) {
         // The timeout is ignored: a server that does not answer a close must not block the client.
         time::timeout(CLOSE_WITHIN, self.raw.finish()).await.ok();
-        self.drop_carrier().await;
+        self.end_carrier().await;
     }
 
-    /// Ends the carrier and waits for it: a program that this client started must not outlive it.
-    async fn drop_carrier(&self) {
+    /// Closes the connection, ends its carrier and waits for it: a program that this client started must not outlive the connection.
+    async fn end_carrier(&self) {
         self.raw.abandon(CloseReason::Eof);
         if let Some(mut carrier) = self.carrier.lock().await.take() {
             carrier.end().await;
@@ -245,7 +246,7 @@ impl ServerLink {
             kind: Option<String>,
         }
         match error {
-            // The server shuts down. Close the link, even if the server keeps the connection open.
+            // The server is shutting down. Close the link, even if the server keeps the connection open.
             CallError::Rpc { code, message, .. } if compat::is_shutdown(code, &message) => {
                 self.raw.abandon(CloseReason::Peer { code: 1000, reason: message });
                 Error::Disconnected { reason: None }
@@ -253,15 +254,15 @@ impl ServerLink {
             CallError::Rpc { code, message, data } => {
                 let data = data.and_then(|data| serde_json::from_str::<ErrorData>(data.get()).ok());
                 let kind = data.and_then(|data| data.kind).and_then(|word| Kind::find(&word));
-                // The last answers on a link whose session another connection has taken over; the close frame follows. The keeper decides
-                // whether the session can be resumed, so the process must not fail here.
+                // Another connection has taken the session over. The server answers what is left with this error, and then sends a close
+                // frame. The keeper decides whether the session can be resumed, so treat the error as the end of the link.
                 if kind == Some(Kind::SessionResumedElsewhere) {
                     return Error::Disconnected { reason: Some(message) };
                 }
                 Error::Server { code, kind, message }
             }
             CallError::Pending(PendingError::Full { limit }) => {
-                Error::Protocol(format!("{method}: {limit} calls are waiting for their answers already"))
+                Error::Protocol(format!("{method}: {limit} calls are already waiting for answers"))
             }
             CallError::Pending(PendingError::Disconnected(closed)) => {
                 Error::Disconnected { reason: Some(chain(&*closed)) }
@@ -327,14 +328,14 @@ pub(crate) async fn dial(
             let dialects = result.capabilities.as_ref().map(|capabilities| &capabilities.dialects);
             let speaks = |dialect| dialects.is_some_and(|dialects| dialects.iter().any(|word| word == dialect));
             link.is_binary = speaks(frame::BINARY);
-            // Newline framing cannot carry attached bytes, even if the server announces them.
+            // Newline framing cannot carry attached bytes, even if the server announces that dialect.
             link.takes_blocks = has_frames && speaks(message::ATTACHED);
             return Ok((link, result));
         }
         Ok(Err(error)) => link.explain_handshake_error(error, resume).await,
         Err(_) => DialError::retryable(Error::InitializeTimeout { address, within: initialize_within }),
     };
-    link.drop_carrier().await;
+    link.end_carrier().await;
     Err(dial_error)
 }
 
@@ -343,6 +344,7 @@ impl ServerLink {
     async fn explain_handshake_error(&self, error: Error, resume: Option<SessionId>) -> DialError {
         let is_temporary = match &error {
             Error::Server { kind: Some(Kind::SessionAttached | Kind::SessionAdopting | Kind::Draining), .. } => true,
+            // Without a kind, or with one that this client does not know.
             Error::Server { code, .. } => *code == failure::SESSION_ATTACHED,
             _ => false,
         };
@@ -361,7 +363,7 @@ impl ServerLink {
         }
     }
 
-    /// Converts the error of a link that broke before it was usable.
+    /// Converts the error of a link that broke before it was usable. The carrier, such as ssh, may know the reason.
     pub(crate) async fn explain_broken_link(&self, error: Error) -> DialError {
         let closed = self.raw.closed().await;
         let explained = match &*self.carrier.lock().await {
@@ -369,12 +371,12 @@ impl ServerLink {
             None => None,
         };
         let is_violation = is_violation(&closed);
-        let error = explained.unwrap_or_else(|| match is_violation {
-            true => {
-                let reason = chain(&*closed);
-                Error::Protocol(format!("the server does not speak the protocol: {reason}; is it an exec-server?"))
+        let error = explained.unwrap_or_else(|| {
+            if !is_violation {
+                return error;
             }
-            false => error,
+            let reason = chain(&*closed);
+            Error::Protocol(format!("the server does not speak the protocol: {reason}; is it an exec-server?"))
         });
         DialError { is_violation, ..DialError::retryable(error) }
     }

@@ -3,7 +3,7 @@
 //! ```text
 //!  open ──▶ Up ──link ends──▶ Down ──resumed──▶ Up
 //!                              │
-//!                              └──refused, or too late──▶ Lost   (never left again)
+//!                              └──refused, or too late──▶ Lost   (final)
 //! ```
 //! A `Session` owns the current link, the routes from process names to logs, and one task, the keeper, that reconnects. Every call goes
 //! through [`Session::call`], which alone decides what is sent again.
@@ -59,9 +59,9 @@ use self::{first_connect::FirstConnect, reconnect_state::ReconnectState};
 /// Upper bound for durations that the caller sets, about 100 years. A larger one would overflow `Instant`.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// How long the client tries to resume a session that another connection has taken over. The session comes back if the other connection was
-/// a delayed attempt of this client (a ghost): the server detaches it after a silence. If another client took the session over, that client
-/// keeps it. Otherwise two clients would take the session from each other endlessly.
+/// How long the client tries to resume a session that another connection has taken over. It succeeds if that connection was a delayed
+/// attempt of this client (a ghost), because the server detaches a connection that stays silent. It fails if another client took the
+/// session over. These attempts do not ask for a takeover: otherwise two clients would take the session from each other endlessly.
 const TAKEN_RECOVERY: Duration = limits::TAKEOVER_SILENCE.saturating_mul(2);
 
 /// The settings of [`Builder`](crate::Builder).
@@ -191,8 +191,8 @@ impl Session {
                     let Some(pause) = first_connect.pause_after(&dial_error, within) else {
                         return Err(dial_error.error);
                     };
-                    // Only an attempt that resumes can take the session from this client when it arrives late. An attempt that asked for a
-                    // new session cannot.
+                    // An attempt that resumes can take the session from this client if it reaches the server late. An attempt that creates
+                    // a session cannot.
                     has_ghost |= options.resume.is_some() && dial_error.may_come_late();
                     time::sleep(pause).await;
                 }
@@ -317,9 +317,9 @@ impl Session {
     pub(crate) async fn close(&self) {
         let status = self.link_state.get();
         // Mark the session as lost first, so that the keeper does not reconnect when the link ends.
-        self.mark_lost(Error::Disconnected { reason: Some("closed by its user".to_owned()) });
+        self.mark_lost(Error::Disconnected { reason: Some("the client was closed".to_owned()) });
         if let LinkStatus::Up(link) = status {
-            // Errors are ignored: if the link is gone or the server does not read, the server only keeps some output longer.
+            // Errors are ignored: without these acknowledgements, the server only keeps some output longer.
             time::timeout(server_link::CLOSE_WITHIN, self.send_acks(&link)).await.ok();
             link.end().await;
         }
@@ -374,7 +374,7 @@ impl Session {
         loop {
             let since = Instant::now();
             let closed = self.maintain_link(&link).await;
-            // An HTTP body ends with the link over which it came. Its reader has to repeat the request.
+            // An HTTP body ends with its link. Its reader has to repeat the request.
             self.streams.fail(link.epoch, &Error::Disconnected { reason: Some(chain(&*closed)) });
             let epoch = link.epoch + 1;
             drop(link);
@@ -386,27 +386,27 @@ impl Session {
             let reason = chain(&*closed);
             reconnect.handle_end(since.elapsed(), &closed);
             if reconnect.is_hopeless() {
-                self.mark_lost(Error::Protocol(format!("the server breaks the protocol again and again: {reason}")));
+                self.mark_lost(Error::Protocol(format!("the server repeatedly violated the protocol: {reason}")));
                 return;
             }
-            let by_another = self.generation().reports_takeover() && reconnect.is_taken(&closed);
+            let is_taken = self.generation().reports_takeover() && reconnect.detect_takeover(&closed);
             tracing::info!(server = self.connect.address(), reason, "connection lost");
-            self.link_state.set(LinkStatus::Down { reason: reason.clone(), is_taken: by_another });
-            if by_another {
+            self.link_state.set(LinkStatus::Down { reason: reason.clone(), is_taken });
+            if is_taken {
                 // Let cleanup tasks (`spawn_cleanup` in `client.rs`) see this and stop before an attempt is made. If one of them holds the
                 // last handle, this keeper is aborted here and the session is not resumed.
                 tokio::task::yield_now().await;
             }
-            let Some(next) = self.recover(epoch, reason, by_another, &mut reconnect).await else { return };
+            let Some(next) = self.recover(epoch, reason, is_taken, &mut reconnect).await else { return };
             link = next;
         }
     }
 
     /// Reconnects, or gives the session up.
     ///
-    /// The first attempt is made at once, unless several links in a row did not last. The pause after a failed attempt grows, and starts
-    /// over only after a link that lasted. A session that another client has taken over (`is_taken`) is not taken back. `epoch` is that of
-    /// the next link, and `reason` says why the last one ended.
+    /// The first attempt is made at once, unless several links in a row were short. The pause after a failed attempt grows, and starts over
+    /// only after a link that lasted. If another client has taken the session over (`is_taken`), the attempts do not ask for a takeover.
+    /// `epoch` is that of the next link, and `reason` says why the last one ended.
     async fn recover(
         &self,
         epoch: u64,
@@ -420,7 +420,7 @@ impl Session {
         };
         let within = if is_taken { self.recover_for().min(TAKEN_RECOVERY) } else { self.recover_for() };
         let until = Instant::now() + within.min(FOREVER);
-        // Report this only once: the text contains a count of seconds and would change on each attempt.
+        // Report this only once: the text contains a count of seconds, so each attempt would report a change.
         let mut is_adopting_reported = false;
         if let Some(pause) = reconnect.pause_after_short_links() {
             time::sleep(pause).await;
@@ -450,9 +450,9 @@ impl Session {
             let pause = reconnect.backoff.pause();
             if Instant::now() + pause >= until {
                 self.mark_lost(if error.server_kind() == Some(Kind::SessionAttached) && is_taken {
-                    Error::SessionLost { session_id, reason: "another connection has taken it".to_owned() }
+                    Error::SessionLost { session_id, reason: "another connection has taken it over".to_owned() }
                 } else {
-                    Error::Disconnected { reason: Some(format!("{reason}; not mended within {within:?}: {error}")) }
+                    Error::Disconnected { reason: Some(format!("{reason}; not restored within {within:?}: {error}")) }
                 });
                 return None;
             }
@@ -464,13 +464,14 @@ impl Session {
     async fn resume(&self, session_id: &SessionId, epoch: u64, takeover: bool) -> Result<Arc<ServerLink>, DialError> {
         let router =
             NotificationRouter::new(Arc::clone(&self.routes), Arc::clone(&self.streams), Arc::clone(&self.acks));
-        // Take over: the server may not have noticed yet that the previous connection of this client is gone.
+        // Normally take over, because the server may not have noticed yet that the previous connection of this client is gone.
         let takeover = takeover && self.peer.server.capabilities.takeover;
         let resume = Some(session_id.clone());
         let request = DialRequest { options: &self.options, resume, takeover, epoch };
         let (link, result) = server_link::dial(&*self.connect, request, router).await?;
         let link = Arc::new(link);
         check_resumed(result.session_id.as_ref(), session_id).map_err(DialError::permanent)?;
+        // The server may not have received the last acknowledgements.
         for log in self.routes.logs() {
             log.renew_ack();
         }
@@ -499,7 +500,7 @@ impl Session {
     /// Called when the last handle is dropped: marks the session as lost and aborts all background work.
     pub(crate) fn abandon(&self) {
         self.link_state
-            .set(LinkStatus::Lost(Error::Disconnected { reason: Some("nobody uses the client any more".to_owned()) }));
+            .set(LinkStatus::Lost(Error::Disconnected { reason: Some("the last handle was dropped".to_owned()) }));
         self.tasks.lock().abort_all();
     }
 

@@ -105,7 +105,7 @@ impl SessionHistory {
             Error::Disconnected { reason: Some(reason) } if reason.contains("the session was ended") => {
                 self.ended.get()
             }
-            Error::Disconnected { reason: Some(reason) } if reason.contains("not mended within") => {
+            Error::Disconnected { reason: Some(reason) } if reason.contains("not restored within") => {
                 let by_forerunner = self.has_forerunner && reason.contains("resumed by another connection");
                 self.taken.get() || by_forerunner || self.max_detached() >= self.ttl
             }

@@ -99,7 +99,7 @@ const MISTAKES: &[Mistake] = &[
     Mistake {
         what: "`ws://` to a server with TLS",
         make: |world| world.url(format!("ws://{}", world.tls.address())),
-        words: "One with TLS is reached by `wss://`",
+        words: "A TLS server needs `wss://`",
         attempts: 1,
     },
     Mistake {

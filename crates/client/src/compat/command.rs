@@ -53,13 +53,13 @@ pub(crate) async fn send_write(
     link.send(requests::CommandExecWrite::METHOD, &params).await
 }
 
-/// Decodes the answer to a write. A problem is reported as an error, so an answer means success.
+/// Decodes the answer to a write. V0 has no status: it reports every problem as an error, so an answer means success.
 pub(crate) fn write_status(answer: &RawValue) -> Result<wire::WriteStatus, serde_json::Error> {
     serde_json::from_str::<command::WriteResult>(answer.get()).map(|_| wire::WriteStatus::Accepted)
 }
 
-/// Handles a notification. The events have no sequence numbers: they are numbered in order of arrival. The exit is the last event, so it
-/// also closes the process.
+/// Handles a notification of V0. Its events have no sequence numbers, so they are numbered in order of arrival. The exit is the last one,
+/// so it also closes the process.
 pub(crate) async fn handle_notification(
     router: &NotificationRouter,
     method: &str,

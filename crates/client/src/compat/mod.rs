@@ -10,8 +10,8 @@
 //! | `Reference` (S and H) | a session, no `ack` | The client tries to reconnect for 25 s. Output that the server dropped during that time is a gap. Not supported: closing stdin, resize, grace period, time limits, listing processes, second readers. H supports only the signal `interrupt`; S supports no signal. S ignores write ids: a write that a cut interrupts fails with `UnknownOutcome` |
 //! | `V0` | a protocol version, no session | A session cannot be resumed, so a cut is `Lost`. Output cannot be read back. Signals are not supported. Stdin works only on a terminal. The environment contains only what [`Start::env`](crate::Start::env) sets |
 //!
-//! The rest of the client asks this module by the methods of [`Generation`], and names no generation itself. `command` has the methods
-//! `command/*` of V0, and `replay` the reads that replace missed notifications of S and H.
+//! The rest of the client uses the methods of [`Generation`], and names no generation itself. `command` has the methods `command/*` of V0,
+//! and `replay` the reads that replace missed notifications of S and H.
 
 pub(crate) mod command;
 pub(crate) mod replay;
@@ -36,10 +36,12 @@ use crate::{
     session::Session,
 };
 
-/// How long the client tries to resume a session on a reference server: 25 s, less than the 30 s for which generation H keeps it.
+/// How long the client tries to resume a session on a reference server: less than the 30 s for which generation H keeps it.
 const REFERENCE_RECOVERY: Duration = Duration::from_secs(25);
 
-/// Upper bound for the window that a server announces. A larger window could fill the client's memory.
+/// Bounds for the window that a server announces. With a smaller one, the client would acknowledge almost every event. A larger one could
+/// fill the client's memory.
+const WINDOW_MIN: u64 = 1 << 16;
 const WINDOW_MAX: u64 = 16 << 20;
 
 /// The end of a reference server's message about a session that has a connection already.
@@ -74,8 +76,8 @@ impl Generation {
     /// How events of the session's own processes are sent.
     pub(crate) fn flow_policy(self, capabilities: &ServerCapabilities) -> FlowPolicy {
         match self {
-            Self::Current => FlowPolicy::acked(capabilities.ack_window_bytes.clamp(1 << 16, WINDOW_MAX)),
-            // Such a server sends without a window, so that reading the connection must stop while a reader is behind.
+            Self::Current => FlowPolicy::acked(capabilities.ack_window_bytes.clamp(WINDOW_MIN, WINDOW_MAX)),
+            // Such a server has no window, so the client must stop reading the connection while a reader is behind.
             Self::V0 | Self::Reference => {
                 FlowPolicy { ack_window: None, is_ordered: false, when_full: WhenFull::BlockConnection }
             }
@@ -113,7 +115,8 @@ impl Generation {
         self != Self::V0
     }
 
-    /// Whether a resumed session gets the events that were sent during the cut. Otherwise the client reads them; see [`replay`].
+    /// Whether the client need not read the events of a cut itself, as [`replay`] does: a current server pushes them again, and a V0
+    /// session is never resumed.
     pub(crate) fn pushes_missed_events(self) -> bool {
         self != Self::Reference
     }
@@ -184,7 +187,7 @@ impl Session {
         }
         let info = self.host_info().await?;
         if takes_variables && !info.as_ref().is_some_and(|info| info.capabilities.http_header_env_vars) {
-            return Ok(Some("take headers from its variables"));
+            return Ok(Some("take header values from its environment variables"));
         }
         Ok((stops_at_redirect && info.is_none()).then_some("stop at a redirect"))
     }
@@ -200,7 +203,7 @@ pub(crate) fn is_attached(kind: Option<Kind>, message: &str) -> bool {
     kind.is_none() && message.ends_with(ATTACHED)
 }
 
-/// Whether an error is the announcement of a reference server that it shuts down.
+/// Whether a reference server announces with this error that it is shutting down.
 pub(crate) fn is_shutdown(code: i64, message: &str) -> bool {
     code == -32000 && message == "JSON-RPC transport closed"
 }

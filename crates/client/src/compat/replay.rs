@@ -24,7 +24,7 @@ const TAIL_READS: usize = 3;
 
 /// Reads the events that were missed during the cut.
 ///
-/// One read returns everything that the server keeps, so the second one finds nothing, or output that is being pushed as well. The limit
+/// One read returns everything that the server keeps. The second one normally finds nothing, or only output that is also pushed. The limit
 /// protects against a process that writes faster than it can be read, and against a server whose answers never end.
 pub(crate) async fn read_missed(link: &ServerLink, key: &ProcessKey, log: &EventLog) -> Result<(), Error> {
     for _ in 0..MISSED_READS {

@@ -4,8 +4,8 @@
 //! pop [dir] ──create it, list one page──▶ push [next page], then the files, links and directories of this page
 //! ```
 //! The stack is last in, first out. It therefore holds at most about one page per level of the tree, however large the tree is.
-//! Directories that this copy created get their mode and time at the very end, from the leaves up. Until then they must be writable, and every
-//! new entry would change their time. Directories that existed before keep their mode and time.
+//! Directories that this copy created get their mode and time at the very end, from the leaves up. Until then they must be writable, and
+//! every new entry would change their time. Directories that existed before keep their mode and time.
 
 use std::{
     collections::{HashMap, VecDeque},

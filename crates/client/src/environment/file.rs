@@ -36,7 +36,7 @@ use crate::transport::{Launch, Target, TargetError};
 /// The name of this machine.
 pub const LOCAL: &str = "local";
 
-/// The word for no environment; its case does not matter.
+/// The name that disables processes. Its case does not matter.
 pub const NONE: &str = "none";
 
 /// The id of an environment that was given as a URL.
@@ -133,14 +133,14 @@ impl Environments {
             check_id(&id).map_err(|reason| reader.fault("id", reason))?;
             reader.environment = Some(id.clone());
             if all.get(&id).is_some() {
-                return Err(reader.fault("id", format!("`{id}` is there twice; every environment needs its own")));
+                return Err(reader.fault("id", format!("`{id}` is used twice; every environment needs its own id")));
             }
             all.specs.push(reader.spec(id, entry)?);
         }
         if let Some(id) = &file.default {
             let known = all.names();
             if !id.eq_ignore_ascii_case(NONE) && !known.contains(id) {
-                let reason = format!("`{id}` is no environment; use one of {}, or `none`", name_list(&known));
+                let reason = format!("`{id}` is not an environment; use one of {}, or `none`", name_list(&known));
                 return Err(EntryReader { path, environment: None }.fault("default", reason));
             }
         }
@@ -263,7 +263,7 @@ impl EntryReader<'_> {
     fn server(&self, id: String, entry: EntryTable) -> Result<RemoteSpec, EnvironmentError> {
         let path = entry.path.unwrap_or_default();
         match (entry.url, entry.program) {
-            (Some(_), Some(_)) => Err(self.fault("program", "not beside `url`; give either of them")),
+            (Some(_), Some(_)) => Err(self.fault("program", "cannot be combined with `url`; give one of them")),
             (None, Some(program)) => {
                 // A plain name is looked up in `PATH`.
                 let program = if program.contains('/') { self.resolve(program) } else { program.into() };
@@ -283,7 +283,7 @@ impl EntryReader<'_> {
         }
     }
 
-    /// Refuses a token or certificate that would never be used: the user would wrongly believe to be protected by it.
+    /// Refuses a key that has no effect for the scheme of the URL. The user would rely on a token or certificate that is never used.
     fn check_use(&self, entry: &EntryTable) -> Result<(), EnvironmentError> {
         let scheme = entry.url.as_deref().map_or("", |url| scheme(url.trim()));
         let rules: [(_, bool, &[&str], _); 4] = [
@@ -292,10 +292,10 @@ impl EntryReader<'_> {
             ("ca_file", entry.ca_file.is_some(), &["wss"], "wss"),
             ("client_cert", entry.client_cert.is_some(), &["wss"], "wss"),
         ];
-        for (key, is_set, fitting, schemes) in rules {
-            let fits = fitting.iter().any(|fitting| scheme.eq_ignore_ascii_case(fitting));
-            if is_set && !fits {
-                return Err(self.fault(key, format!("only for {schemes} URLs")));
+        for (key, is_set, allowed, allowed_text) in rules {
+            let is_allowed = allowed.iter().any(|allowed| scheme.eq_ignore_ascii_case(allowed));
+            if is_set && !is_allowed {
+                return Err(self.fault(key, format!("only for {allowed_text} URLs")));
             }
         }
         Ok(())

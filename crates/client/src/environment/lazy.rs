@@ -1,4 +1,4 @@
-//! Opens something on first use. All callers share one attempt; a new attempt follows after a failure or a loss.
+//! Opens a connection on first use. All callers share one attempt. After a failure or a loss, the next use begins a new attempt.
 //!
 //! ```text
 //!           first use               done
@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 
 use crate::{ConnectionState, error::Error, transport::BoxFuture};
 
-/// Something that can be opened.
+/// A connection that can be opened and lost.
 pub(super) trait Openable: Clone + Send + Sync + 'static {
     /// The current state.
     fn state(&self) -> ConnectionState;
@@ -60,7 +60,7 @@ struct LazyState<T: Openable> {
 
 enum LazySlot<T: Openable> {
     Idle,
-    /// The reference is dead if no caller waits for the attempt.
+    /// The weak reference cannot be upgraded once no caller waits for the attempt.
     Opening(WeakShared<OpenAttempt<T>>),
     Open(T),
     Failed {
@@ -108,7 +108,9 @@ impl<T: Openable> Lazy<T> {
     }
 
     fn start_attempt(&self, state: &mut LazyState<T>) -> Shared<OpenAttempt<T>> {
-        let (opening, is_final, shared) = ((self.open)(), self.is_final, Arc::clone(&self.state));
+        let opening = (self.open)();
+        let is_final = self.is_final;
+        let shared = Arc::clone(&self.state);
         let attempt = async move {
             let result = opening.await;
             let mut state = shared.lock();
@@ -182,7 +184,7 @@ mod tests {
     async fn initial_connection_is_shared_by_all_waiters() {
         let (server, gate, lazy) = set_up(0, false);
         assert!(matches!(lazy.status(), EnvironmentState::Pending));
-        assert_eq!(server.attempts.load(Ordering::SeqCst), 0, "asking for the status starts nothing");
+        assert_eq!(server.attempts.load(Ordering::SeqCst), 0, "`status` starts no attempt");
         let (mut first, mut second) = (Box::pin(lazy.get()), Box::pin(lazy.get()));
         assert!((&mut first).now_or_never().is_none());
         assert!((&mut second).now_or_never().is_none());

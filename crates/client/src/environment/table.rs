@@ -73,7 +73,7 @@ fn flag<'de, D: Deserializer<'de>>(value: D) -> Result<Option<bool>, D::Error> {
 }
 
 fn text<'de, D: Deserializer<'de>>(value: D) -> Result<Option<String>, D::Error> {
-    read(value, "text in quotes", plain).map(Some)
+    read(value, "text in quotes", without_nul).map(Some)
 }
 
 fn program<'de, D: Deserializer<'de>>(value: D) -> Result<Option<String>, D::Error> {
@@ -85,7 +85,7 @@ fn file<'de, D: Deserializer<'de>>(value: D) -> Result<Option<String>, D::Error>
 }
 
 fn texts<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Vec<String>>, D::Error> {
-    let check = |texts: Vec<String>| texts.into_iter().map(plain).collect();
+    let check = |texts: Vec<String>| texts.into_iter().map(without_nul).collect();
     read(value, "a list of texts, such as [\"a\", \"b\"]", check).map(Some)
 }
 
@@ -102,15 +102,15 @@ fn seconds<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::E
 }
 
 /// The text, unless it contains a NUL, which no system call accepts.
-fn plain(text: String) -> Option<String> {
+fn without_nul(text: String) -> Option<String> {
     (!text.contains('\0')).then_some(text)
 }
 
 fn not_empty(text: String) -> Option<String> {
-    plain(text).filter(|text| !text.is_empty())
+    without_nul(text).filter(|text| !text.is_empty())
 }
 
-/// The error of the parser, with its place in the file.
+/// Converts an error of the parser: finds the line, the environment and the key.
 pub(super) fn file_error(text: &str, path: &Path, error: &toml::de::Error) -> EnvironmentError {
     let path = path.to_owned();
     let line = error.span().and_then(|span| Some(text.get(..span.start)?.split('\n').count()));
@@ -121,7 +121,7 @@ pub(super) fn file_error(text: &str, path: &Path, error: &toml::de::Error) -> En
     EnvironmentError::Key { path, environment, key, reason, line }
 }
 
-/// The environment, by id or position, and the key at this place of the file.
+/// The environment, by id or position, and the key at this offset in the file.
 fn key_at(file: &DeTable<'_>, at: usize) -> (Option<String>, String) {
     let key_in = |table: &DeTable<'_>| {
         let found = table.iter().find(|(key, value)| key.span().start <= at && at < value.span().end);

@@ -156,8 +156,8 @@ fn every_error_names_its_key_and_the_fix() {
         ),
         ("include_local = 'yes'".to_owned(), "key `include_local`: must be true or false, line 1"),
         ("environments = 1".to_owned(), "key `environments`: invalid type: integer `1`, expected a sequence, line 1"),
-        ("default = 'b'".to_owned(), "key `default`: `b` is no environment; use one of `local`, or `none`"),
-        ("default = 'local'\ninclude_local = false".to_owned(), "key `default`: `local` is no environment"),
+        ("default = 'b'".to_owned(), "key `default`: `b` is not an environment; use one of `local`, or `none`"),
+        ("default = 'local'\ninclude_local = false".to_owned(), "key `default`: `local` is not an environment"),
         ("[[environments]]\nurl = 'ws://a:1'".to_owned(), "environment `#1`: key `id`: missing"),
         (
             "[[environments]]\nid = 7\nurl = 'ws://a:1'".to_owned(),
@@ -169,9 +169,9 @@ fn every_error_names_its_key_and_the_fix() {
         (long, "must have 1 to 64 characters"),
         ("[[environments]]\nid = 'Local'\nurl = 'ws://a:1'".to_owned(), "key `id`: `Local` is reserved"),
         ("[[environments]]\nid = 'none'\nurl = 'ws://a:1'".to_owned(), "key `id`: `none` is reserved"),
-        (entry("url = 'ws://a:1'\n") + &entry("url = 'ws://b:1'"), "environment `a`: key `id`: `a` is there twice"),
+        (entry("url = 'ws://a:1'\n") + &entry("url = 'ws://b:1'"), "environment `a`: key `id`: `a` is used twice"),
         (entry(""), "environment `a`: key `url`: missing; give either `url` or `program`"),
-        (entry("url = 'ws://a:1'\nprogram = 'x'"), "environment `a`: key `program`: not beside `url`"),
+        (entry("url = 'ws://a:1'\nprogram = 'x'"), "environment `a`: key `program`: cannot be combined with `url`"),
         (entry("url = 'ws://a:1'\nargs = ['x']"), "environment `a`: key `args`: needs `program` beside it"),
         (entry("env = {}"), "environment `a`: key `url`: missing; give either `url` or `program`"),
         (entry("url = 'ws://a:1'\ncwd = '/'"), "environment `a`: key `cwd`: needs `program` beside it"),
@@ -201,7 +201,7 @@ fn every_error_names_its_key_and_the_fix() {
 }
 
 #[test]
-fn a_missing_file_is_an_empty_one_and_an_unreadable_one_is_not() {
+fn a_missing_file_counts_as_empty_and_an_unreadable_one_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("environments.toml");
     assert_eq!(Environments::load(&path).unwrap().names(), ["local"]);
@@ -217,7 +217,7 @@ fn the_first_variable_that_is_not_empty_wins() {
         let lookup = |name: &str| match name {
             "EXEC_SERVER_URL" => ours.map(OsString::from),
             "CODEX_EXEC_SERVER_URL" => theirs.map(OsString::from),
-            other => panic!("{other} is none of our variables"),
+            other => panic!("{other} is not one of our variables"),
         };
         value_of_variables(lookup).unwrap()
     };

@@ -51,7 +51,7 @@ pub enum FileErrorKind {
     NotEmpty,
     /// The file does not have the requested etag.
     Changed,
-    /// Another writer has the file.
+    /// Another writer has the file open.
     Busy,
     /// The file is no longer open, because its server was restarted. Open it again to continue.
     Closed,
@@ -61,7 +61,7 @@ pub enum FileErrorKind {
     Full,
     /// The server, or this machine, does not support the operation.
     Unsupported,
-    /// The server can no longer be reached. For the state of the session, see [`crate::Error`].
+    /// The call failed because the connection or the session was lost. `reason` contains the text of the [`crate::Error`].
     Disconnected,
     /// The server's answer is not valid.
     InvalidData,
@@ -109,8 +109,8 @@ fn without_prefix<'a>(text: &'a str, path: &Path) -> &'a str {
 }
 
 /// Converts the server's failure kind.
-fn of_server_kind(word: Kind) -> FileErrorKind {
-    match word {
+fn of_server_kind(kind: Kind) -> FileErrorKind {
+    match kind {
         Kind::NotFound => FileErrorKind::NotFound,
         Kind::UnknownHandle => FileErrorKind::Closed,
         Kind::PermissionDenied | Kind::Forbidden => FileErrorKind::PermissionDenied,
@@ -128,7 +128,7 @@ fn of_server_kind(word: Kind) -> FileErrorKind {
         Kind::DirectoryNotEmpty => FileErrorKind::NotEmpty,
         Kind::StorageFull => FileErrorKind::Full,
         Kind::Unsupported => FileErrorKind::Unsupported,
-        _ if word.as_str() == "sandboxDenied" => FileErrorKind::SandboxDenied,
+        Kind::SandboxDenied => FileErrorKind::SandboxDenied,
         _ => FileErrorKind::Other,
     }
 }

@@ -24,7 +24,7 @@ use super::{
 /// The name of this machine; see [`FileSystem::machine`].
 const NAME: &str = "local";
 
-/// The advice in the error for a file that became too large while it was read.
+/// The advice in the error for a file that is too large for `read_within`.
 const ADVICE: &str = "read it in blocks";
 
 /// The file system of this machine.
@@ -87,6 +87,7 @@ impl FileSystem for LocalFiles {
     }
 
     fn read_file<'a>(&'a self, path: &'a Path, links: Links) -> FileFuture<'a, Bytes> {
+        // No limit. Not `u64::MAX`, because the read asks for one byte more.
         self.read_within(path, u64::MAX - 1, links)
     }
 
@@ -178,7 +179,7 @@ impl FileSystem for LocalFiles {
             && range.contains(&options.max_directories)
             && entries.contains(&options.max_entries);
         if !is_bounded {
-            let reason = "its bounds are beyond those of a walk";
+            let reason = "the limits of the walk are 0 or too large";
             let error = FileError::new("walk", path, FileErrorKind::InvalidInput, reason);
             return Box::pin(std::future::ready(Err(error)));
         }
@@ -194,12 +195,12 @@ impl FileSystem for LocalFiles {
             let found = files::walk(view, path, &walk, cancel)?;
             let kind = |kind| if kind == files::FileKind::Directory { WalkKind::Directory } else { WalkKind::File };
             // Report paths that are not UTF-8 as errors, as every server does.
-            let (entries, odd): (Vec<_>, Vec<_>) =
+            let (entries, non_utf8): (Vec<_>, Vec<_>) =
                 found.entries.into_iter().partition(|(path, _)| path.to_str().is_some());
-            let odd = odd.into_iter().map(|(path, _)| (path, "its name is not UTF-8".to_owned()));
+            let non_utf8 = non_utf8.into_iter().map(|(path, _)| (path, "its name is not UTF-8".to_owned()));
             Ok(Walk {
                 entries: entries.into_iter().map(|(path, found)| (path, kind(found))).collect(),
-                errors: odd.chain(found.errors).collect(),
+                errors: non_utf8.chain(found.errors).collect(),
                 truncated: found.truncated,
             })
         })
@@ -256,8 +257,8 @@ impl FileSystem for LocalFiles {
             let found = draft.size()?;
             let path = path.to_owned();
             let draft = Arc::new(Mutex::new(draft));
-            let line = Arc::default();
-            Ok(Box::new(LocalDraft { draft, line, path, found }) as Box<dyn WriteAt>)
+            let queue = Arc::default();
+            Ok(Box::new(LocalDraft { draft, queue, path, found }) as Box<dyn WriteAt>)
         })
     }
 }
@@ -285,6 +286,7 @@ impl ReadAt for LocalFile {
         };
         Box::pin(async move {
             let mut bytes = PooledBuffer::with_room(len);
+            // If the block is in the page cache and the file has no holes, no blocking thread is needed.
             if let Some(read) = file.read_block_now(&mut bytes.unfilled()[..len], offset) {
                 return Ok(block(bytes, read));
             }
@@ -297,7 +299,7 @@ impl ReadAt for LocalFile {
     }
 
     fn ahead(&self) -> usize {
-        // The kernel reads ahead by itself. A block that is not read far ahead is still in the CPU cache when it is sent.
+        // The kernel reads ahead by itself. A block that was just read is still in the CPU cache when it is sent.
         1
     }
 }
@@ -305,7 +307,8 @@ impl ReadAt for LocalFile {
 /// A file that is being written.
 struct LocalDraft {
     draft: Arc<Mutex<files::Draft>>,
-    line: Arc<JobQueue>,
+    /// Writes wait here and not for the lock, so that they occupy only one blocking thread.
+    queue: Arc<JobQueue>,
     path: PathBuf,
     found: u64,
 }
@@ -320,9 +323,9 @@ impl WriteAt for LocalDraft {
         Box::pin(async move {
             let (done_tx, done_rx) = oneshot::channel();
             let write = move || done_tx.send(draft.lock().write_block(offset, &bytes)).unwrap_or(());
-            if self.line.enqueue(write) {
-                let line = Arc::clone(&self.line);
-                drop(task::spawn_blocking(move || line.run()));
+            if self.queue.enqueue(write) {
+                let queue = Arc::clone(&self.queue);
+                drop(task::spawn_blocking(move || queue.run()));
             }
             match done_rx.await {
                 Ok(written) => written.map_err(|error| of_files("write", &error)),
@@ -339,7 +342,7 @@ impl WriteAt for LocalDraft {
     }
 
     fn discard(self: Box<Self>) -> FileFuture<'static, ()> {
-        Box::pin(blocking("give up", self.path.clone(), move |_| {
+        Box::pin(blocking("discard", self.path.clone(), move |_| {
             self.draft.lock().discard();
             Ok(())
         }))

@@ -224,7 +224,8 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
     /// Reads a whole regular file of at most `most` bytes. A larger one fails with [`FileErrorKind::TooLarge`].
     fn read_within<'a>(&'a self, path: &'a Path, most: u64, links: Links) -> FileFuture<'a, Bytes>;
 
-    /// Writes a whole file. No reader sees it half written, unless it has more than one hard link or is not a regular file.
+    /// Writes a whole file, or appends to it. A reader never sees a whole file half written, unless the file has more than one hard link or
+    /// is not a regular file; see [`Written::atomic`].
     fn write_file<'a>(&'a self, path: &'a Path, bytes: Bytes, options: WriteOptions) -> FileFuture<'a, Written>;
 
     /// Creates a directory. With `recursive`, creates its parents, too, and succeeds if the directory exists.
@@ -269,8 +270,8 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
         modified: Option<Moment>,
     ) -> FileFuture<'a, ()>;
 
-    /// Removes hidden temporary files that killed writers left in a directory. Files that may still be in use stay, and so do kept parts. A
-    /// server does this by itself when the same file is written again.
+    /// Removes hidden temporary files that killed writers left in a directory. Files that may still be in use stay, and so do kept parts.
+    /// Does nothing on a server, which removes such files by itself when the same file is written again.
     fn sweep<'a>(&'a self, path: &'a Path, links: Links) -> FileFuture<'a, ()>;
 
     /// Opens a regular file to read it in blocks.
@@ -305,9 +306,9 @@ pub trait WriteAt: Send + Sync {
     /// Writes at most one [`BLOCK`]. A range between blocks that is not written becomes a hole.
     fn write_at(&self, offset: u64, bytes: Bytes) -> FileFuture<'_, ()>;
 
-    /// Completes the file: it appears under its name, with all of its content.
+    /// Completes the file, which then appears under its name with all of its content.
     fn commit(self: Box<Self>, options: CommitOptions) -> FileFuture<'static, Written>;
 
-    /// Discards the file, including what is kept under its key.
+    /// Discards the file, including the blocks that are kept under its key.
     fn discard(self: Box<Self>) -> FileFuture<'static, ()>;
 }

@@ -3,8 +3,8 @@
 //! Each operation is one request, except for large files, which are sent in blocks through a handle of the session. Handles survive cut
 //! connections, because the session does.
 //!
-//! Failure paths: an interrupted call is sent again if that is harmless. An interrupted commit is checked by `remote_file`. Other interrupted
-//! calls fail with an error that says that the outcome is unknown.
+//! Failure paths: an interrupted call is sent again if that is harmless. An interrupted commit is checked by `remote_file`. Other
+//! interrupted calls fail with an error that says that the outcome is unknown.
 
 use std::{
     borrow::Cow,
@@ -31,7 +31,7 @@ use super::{
 use crate::{Client, Error, Request, requests, session::Sent};
 
 /// How often a call is sent again if one connection after another breaks.
-pub(super) const AGAIN_MAX: usize = 16;
+pub(super) const REPEATS_MAX: usize = 16;
 
 /// The file system of a server.
 #[derive(Clone)]
@@ -129,10 +129,10 @@ impl RemoteFiles {
         params: &M::Params<'_>,
         is_idempotent: bool,
     ) -> Result<M::Result, FileError> {
-        let mut again = if is_idempotent { AGAIN_MAX } else { 0 };
+        let mut repeats_left = if is_idempotent { REPEATS_MAX } else { 0 };
         loop {
             match self.client.request::<M>(params).await {
-                Err(Error::UnknownOutcome { .. }) if again > 0 => again -= 1,
+                Err(Error::UnknownOutcome { .. }) if repeats_left > 0 => repeats_left -= 1,
                 answer => return answer.map_err(|error| FileError::of_call(operation, path, &error)),
             }
         }
@@ -145,16 +145,16 @@ impl RemoteFiles {
         path: &Path,
         params: impl Fn(String) -> M::Params<'static>,
     ) -> Result<(RemoteHandle, M::Result), FileError> {
-        for _ in 0..AGAIN_MAX {
+        for _ in 0..REPEATS_MAX {
             let handle = RemoteHandle::new(self, path);
             match self.client.request::<M>(&params(handle.handle_id.clone())).await {
                 Ok(result) => return Ok((handle, result)),
-                // Close the uncertain handle first: a draft can have only one writer.
-                Err(Error::UnknownOutcome { .. }) => handle.close(false).await?,
+                // The server may have opened the handle. Close it first, because a draft can have only one writer.
+                Err(Error::UnknownOutcome { .. }) => handle.close().await?,
                 Err(error) => return Err(FileError::of_call(operation, path, &error)),
             }
         }
-        Err(FileError::new(operation, path, FileErrorKind::Disconnected, "the connection breaks again and again"))
+        Err(FileError::new(operation, path, FileErrorKind::Disconnected, "the connection broke during every attempt"))
     }
 
     pub(super) async fn metadata_of(&self, path: &Path, links: Links) -> Result<Metadata, FileError> {
@@ -216,12 +216,12 @@ impl RemoteFiles {
     }
 
     async fn write_whole(&self, path: &Path, bytes: Bytes, options: WriteOptions) -> Result<Written, FileError> {
+        // A draft replaces the file, so it cannot append to it.
         if bytes.len() > limits::FILE_BYTES && !options.append {
             let create = CreateOptions { links: options.links, keep: options.keep.clone() };
             let draft = self.create_draft(path, create).await?;
             return write_all(path, Box::new(draft), bytes, options.into()).await;
         }
-        let is_repeatable = options.if_match.is_none() && !options.append;
         let target = self.path_arg("write", path).await?;
         let params = |text| wire::WriteFileParams {
             path: target.clone(),
@@ -235,11 +235,12 @@ impl RemoteFiles {
             mode: options.mode,
             modified_at: options.modified,
         };
-        // Without `if_match` and `append` the write is idempotent, so it is sent again if a cut left its outcome unknown.
-        let mut again = if is_repeatable { AGAIN_MAX } else { 0 };
+        // An idempotent write is sent again if a cut left its outcome unknown.
+        let is_idempotent = options.if_match.is_none() && !options.append;
+        let mut repeats_left = if is_idempotent { REPEATS_MAX } else { 0 };
         let written = loop {
             match self.client.session().call_with::<requests::FsWriteFile>(&params, &bytes).await {
-                Err(Error::UnknownOutcome { .. }) if again > 0 => again -= 1,
+                Err(Error::UnknownOutcome { .. }) if repeats_left > 0 => repeats_left -= 1,
                 answer => break answer.map_err(|error| FileError::of_call("write", path, &error))?,
             }
         };
@@ -309,7 +310,8 @@ impl RemoteFiles {
         let mut entries = Vec::with_capacity(found.entries.len());
         for entry in found.entries {
             let (Some(kind), Some(mode), Some(modified)) = (entry.kind, entry.mode, entry.modified_at) else {
-                let reason = format!("the server at {} does not tell mode and time of files", self.client.address());
+                let reason =
+                    format!("the server at {} does not report the mode and time of files", self.client.address());
                 return Err(FileError::new("list", path, FileErrorKind::Unsupported, reason));
             };
             entries.push(ListEntry {
@@ -473,6 +475,7 @@ impl FileSystem for RemoteFiles {
     }
 
     fn sweep<'a>(&'a self, _: &'a Path, _: Links) -> FileFuture<'a, ()> {
+        // A server does this by itself; see `FileSystem::sweep`.
         Box::pin(std::future::ready(Ok(())))
     }
 
@@ -485,7 +488,7 @@ impl FileSystem for RemoteFiles {
     }
 }
 
-/// The value for the protocol. It is set only if links are not followed.
+/// The value of `followSymlinks`: absent, the default, if links are followed.
 fn follow(links: Links) -> Option<bool> {
     (links != Links::Follow).then_some(false)
 }
@@ -522,7 +525,7 @@ fn os_string(
 
 pub(super) fn resolve(operation: &'static str, path: &Path, received: &PathArg) -> Result<PathBuf, FileError> {
     received.resolve().map_err(|error| {
-        FileError::invalid_data(operation, path, format!("the server answered with a path that is none: {error}"))
+        FileError::invalid_data(operation, path, format!("the answer contains an invalid path: {error}"))
     })
 }
 

@@ -1,7 +1,7 @@
 //! Open files on a server. Their handles belong to the session, so they survive cut connections.
 //!
-//! Failure path: an interrupted commit is tried again. If the server no longer knows the handle, the client checks whether the file is
-//! there.
+//! Failure path: an interrupted commit is sent again. If the server no longer knows the handle, the client checks whether the file has the
+//! committed size and time.
 
 use std::{
     borrow::Cow,
@@ -13,7 +13,7 @@ use exec_server_protocol::{failure, fs as wire};
 
 use super::{
     Block, CommitOptions, EntryKind, FileError, FileFuture, Links, ReadAt, WriteAt, Written,
-    remote::{AGAIN_MAX, RemoteFiles, bytes_of},
+    remote::{REPEATS_MAX, RemoteFiles, bytes_of},
 };
 use crate::{Error, requests};
 
@@ -30,7 +30,16 @@ impl RemoteHandle {
         Self { remote: remote.clone(), path: path.to_owned(), handle_id: crate::random_word(), is_open: true }
     }
 
-    pub(super) async fn close(mut self, discard: bool) -> Result<(), FileError> {
+    pub(super) async fn close(self) -> Result<(), FileError> {
+        self.send_close(false).await
+    }
+
+    /// Closes the handle of a draft, and discards the blocks that are kept under its key.
+    async fn discard(self) -> Result<(), FileError> {
+        self.send_close(true).await
+    }
+
+    async fn send_close(mut self, discard: bool) -> Result<(), FileError> {
         self.is_open = false;
         let params = wire::CloseParams { handle_id: self.handle_id.clone(), discard };
         self.remote.call::<requests::FsClose>("close", &self.path, &params).await.map(drop)
@@ -69,7 +78,7 @@ impl ReadAt for RemoteFile {
             let (block, attached) = remote.call_attached::<requests::FsReadBlock>("read", path, &params).await?;
             let bytes = bytes_of("read", path, &block.chunk, attached)?;
             if bytes.len() > len {
-                return Err(FileError::invalid_data("read", path, "the server sent more than was asked for"));
+                return Err(FileError::invalid_data("read", path, "the server sent more bytes than requested"));
             }
             Ok(Block { bytes, hole: block.hole.unwrap_or_default(), eof: block.eof })
         })
@@ -83,13 +92,13 @@ pub(super) struct RemoteDraft {
 }
 
 impl RemoteDraft {
-    /// Finds out the result of a commit that a cut interrupted. The commit is sent again, which is harmless: the server forgets a handle
-    /// after its commit. A restarted server has also forgotten the handle. In that case the commit succeeded if the file has the expected
-    /// size and time of modification. If the caller set only one of them or none, the result cannot be determined, and the error of the cut
-    /// is returned.
+    /// Determines the result of a commit that a cut interrupted. The commit is sent again, which is harmless: the server forgets a handle
+    /// after its commit. If the handle is unknown, the commit succeeded before, or the server was restarted. It succeeded if the file has
+    /// the expected size and time of modification. If the caller did not set both, the result cannot be determined, and the error of the
+    /// cut is returned.
     async fn check_commit(&self, params: &wire::CommitParams, cut: Error) -> Result<Written, Error> {
         let RemoteHandle { remote, path, .. } = &self.handle;
-        for _ in 0..AGAIN_MAX {
+        for _ in 0..REPEATS_MAX {
             match remote.client().request::<requests::FsCommit>(params).await {
                 Err(Error::UnknownOutcome { .. }) => {}
                 Err(error) if error.server_kind() == Some(failure::Kind::UnknownHandle) => {
@@ -144,6 +153,6 @@ impl WriteAt for RemoteDraft {
     }
 
     fn discard(self: Box<Self>) -> FileFuture<'static, ()> {
-        Box::pin(self.handle.close(true))
+        Box::pin(self.handle.discard())
     }
 }

@@ -16,12 +16,12 @@ use exec_server_protocol::{
 
 use super::{
     FileError, FileErrorKind, RemoteFiles,
-    remote::{AGAIN_MAX, decode, resolve},
+    remote::{REPEATS_MAX, decode, resolve},
     remote_file::RemoteHandle,
 };
 use crate::{Error, requests};
 
-/// How long one request for changes waits on the server.
+/// How long one `fs/watch/next` waits on the server.
 const WATCH_WAIT: Duration = Duration::from_secs(30);
 
 /// A line that matches, or a line of its context.
@@ -147,15 +147,15 @@ impl Search {
             }
             self.summary = page.summary;
             self.handle.is_open = self.summary.is_none();
-            match found? {
-                found if found.is_empty() => {}
-                found => return Ok(Some(found)),
+            let found = found?;
+            if !found.is_empty() {
+                return Ok(Some(found));
             }
         }
         Ok(None)
     }
 
-    /// The summary of the search; `None` until [`next`](Self::next) has returned `None`.
+    /// The summary of the search; `None` until the last page was read. It is set at the latest when [`next`](Self::next) returns `None`.
     #[must_use]
     pub fn summary(&self) -> Option<&SearchSummary> {
         self.summary.as_ref()
@@ -175,7 +175,7 @@ impl Watch {
             let client = self.handle.remote.client().clone();
             let answer = match client.request::<requests::FsWatchNext>(&params).await {
                 Ok(answer) => answer,
-                // The watch ended with its connection, or the answer was lost. Either way, missed changes are unknown.
+                // The watch ended with its connection, or the answer was lost. Either way, changes may have been missed.
                 Err(error) if is_gone(&error) => return self.restart().await,
                 Err(error) => return Err(FileError::of_call("watch", &self.handle.path, &error)),
             };
@@ -194,12 +194,13 @@ impl Watch {
 
     async fn restart(&mut self) -> Result<Changes, FileError> {
         let remote = self.handle.remote.clone();
-        for _ in 0..AGAIN_MAX {
+        for _ in 0..REPEATS_MAX {
             self.handle = RemoteHandle::new(&remote, &self.handle.path);
             self.params.handle_id = self.handle.handle_id.clone();
             match remote.client().request::<requests::FsWatch>(&self.params).await {
                 Ok(begun) => {
-                    (self.directories, self.unwatched) = (begun.directories, begun.unwatched);
+                    self.directories = begun.directories;
+                    self.unwatched = begun.unwatched;
                     return Ok(Changes { overflow: true, unwatched: begun.unwatched, ..Changes::default() });
                 }
                 Err(error) if is_gone(&error) => {}
@@ -211,7 +212,7 @@ impl Watch {
                 Err(error) => return Err(FileError::of_call("watch", &self.handle.path, &error)),
             }
         }
-        let reason = "the connection breaks again and again";
+        let reason = "the connection broke during every attempt";
         Err(FileError::new("watch", &self.handle.path, FileErrorKind::Disconnected, reason))
     }
 }

@@ -46,7 +46,7 @@ struct BodyStream {
     taken: u64,
     acked: u64,
     pieces: VecDeque<Bytes>,
-    /// How the stream ends, after the pieces.
+    /// How the stream ends; reported after the pieces.
     end: Option<Result<(), Error>>,
     reader: Option<Waker>,
 }
@@ -115,6 +115,7 @@ impl BodyStreams {
                     *buffered += if entry.window.is_none() { bytes.len() } else { 0 };
                     entry.pieces.push_back(bytes);
                 } else {
+                    // An empty piece counts as consumed at once, or behind queued pieces together with the last of them; see `take`.
                     entry.taken += u64::from(entry.pieces.is_empty());
                 }
                 if let Some(text) = delta.error {
@@ -184,13 +185,13 @@ impl BodyStream {
         self.window.is_some_and(|window| self.end.is_none() && self.taken - self.acked >= window.div_ceil(4))
     }
 
-    /// Whether this piece is allowed now.
+    /// Checks that this piece is in order and within the limits.
     fn check(&self, seq: u64, bytes: &[u8], buffered: usize) -> Result<(), Error> {
         if seq != self.received + 1 {
-            let text = format!("HTTP body: piece {seq} came behind piece {}", self.received);
+            let text = format!("HTTP body: piece {seq} came after piece {}", self.received);
             return Err(Error::Protocol(text));
         }
-        // The last piece has no bytes and needs no room.
+        // An empty piece, such as the last one, needs no room.
         if bytes.is_empty() {
             return Ok(());
         }
@@ -199,10 +200,10 @@ impl BodyStream {
                 "HTTP body: the server sends more than the window allows".to_owned()
             }
             None if self.pieces.len() >= HTTP_PIECES_KEPT => {
-                format!("HTTP body: more than {HTTP_PIECES_KEPT} pieces were not taken in time, the rest is lost")
+                format!("HTTP body: more than {HTTP_PIECES_KEPT} pieces were not read in time, the rest is lost")
             }
             None if buffered + bytes.len() > HTTP_BYTES_KEPT => {
-                format!("HTTP body: more than {HTTP_BYTES_KEPT} bytes were not taken in time, the rest is lost")
+                format!("HTTP body: more than {HTTP_BYTES_KEPT} bytes were not read in time, the rest is lost")
             }
             Some(_) | None => return Ok(()),
         };

@@ -19,7 +19,7 @@ pub enum Event {
         /// Output bytes of the process before this event, if the server reports offsets.
         offset: Option<u64>,
     },
-    /// These events are no longer available. Either the overflow policy dropped them, or the server keeps only little output.
+    /// These events are no longer available. Either the overflow policy dropped them, or they exceeded what the server keeps.
     Gap {
         /// The first missing sequence number.
         from_seq: u64,
@@ -49,7 +49,7 @@ pub enum Event {
 /// How a process ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exit {
-    /// The exit status, or 128 + n after signal n.
+    /// The exit status, or 128 + n after signal n, or -1 if the status is lost.
     pub code: i32,
     /// The name of the signal that ended the process, if the server reports it.
     pub signal: Option<String>,
@@ -68,7 +68,7 @@ pub struct Exit {
 pub struct Totals {
     /// All output bytes, if the server counts them.
     pub output_bytes: Option<u64>,
-    /// Those of them that were dropped.
+    /// The output bytes that were dropped, if the server counts them.
     pub dropped_bytes: Option<u64>,
 }
 

@@ -25,8 +25,8 @@ use super::{
 /// The largest single write. Large enough that the overhead of its message does not matter.
 const WRITE_BYTES: usize = 256 << 10;
 
-/// Stdin of a process. A write returns when its bytes are queued. `flush` waits until the process has them. `shutdown` flushes and then
-/// closes stdin.
+/// Stdin of a process. A write returns when its bytes are queued. `flush` waits until all bytes are in the pipe or terminal of the process.
+/// `shutdown` flushes and then closes stdin.
 pub struct Stdin {
     shared: Arc<ProcessShared>,
     in_flight: VecDeque<oneshot::Receiver<WriteReply>>,
@@ -39,14 +39,10 @@ impl Stdin {
         Self { shared, in_flight: VecDeque::new(), closing: None, is_closed: false }
     }
 
-    /// Removes writes that are answered. With `all`, waits for the answers of the others.
-    fn poll_settle(&mut self, cx: &mut Context<'_>, all: bool) -> Poll<io::Result<()>> {
+    /// Waits for the answers of all writes. Removes the writes that are answered so far, even if it returns `Pending`.
+    fn poll_settle(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while let Some(first) = self.in_flight.front_mut() {
-            let written = match Pin::new(first).poll(cx) {
-                Poll::Ready(written) => written,
-                Poll::Pending if all => return Poll::Pending,
-                Poll::Pending => break,
-            };
+            let written = ready!(Pin::new(first).poll(cx));
             self.in_flight.pop_front();
             let status = written.map_err(|_| io::ErrorKind::BrokenPipe)??;
             if status != wire::WriteStatus::Accepted {
@@ -62,7 +58,10 @@ impl AsyncWrite for Stdin {
         if self.is_closed || self.closing.is_some() {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        ready!(self.poll_settle(cx, false))?;
+        // Report the error of an earlier write, but do not wait for the writes in flight.
+        if let Poll::Ready(settled) = self.poll_settle(cx) {
+            settled?;
+        }
         let bytes = Bytes::copy_from_slice(&buf[..buf.len().min(WRITE_BYTES)]);
         let (written, must_start_sender) = ready!(self.shared.input.poll_write(cx, &bytes));
         self.shared.start_sender(must_start_sender);
@@ -71,14 +70,14 @@ impl AsyncWrite for Stdin {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.poll_settle(cx, true)
+        self.poll_settle(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.is_closed {
             return Poll::Ready(Ok(()));
         }
-        ready!(self.poll_settle(cx, true))?;
+        ready!(self.poll_settle(cx))?;
         if self.closing.is_none() {
             self.shared.require(|capabilities| capabilities.close_stdin, "close stdin")?;
             let (closed, must_start_sender) = self.shared.input.close();
@@ -91,7 +90,7 @@ impl AsyncWrite for Stdin {
         self.is_closed = true;
         // A stdin that was closed before, or whose process has ended, counts as closed.
         if closed.map_err(|_| io::ErrorKind::BrokenPipe)?? == wire::CloseStdinStatus::RawMode {
-            let reason = "the terminal is in raw mode, where the end of input cannot be told";
+            let reason = "the terminal is in raw mode, in which no character means end of input";
             return Poll::Ready(Err(io::Error::other(reason)));
         }
         Poll::Ready(Ok(()))
@@ -100,6 +99,7 @@ impl AsyncWrite for Stdin {
 
 fn write_error(status: wire::WriteStatus) -> io::Error {
     match status {
+        // Not an error; the caller handles this status.
         wire::WriteStatus::Accepted => io::ErrorKind::Other.into(),
         wire::WriteStatus::StdinClosed => {
             io::Error::new(io::ErrorKind::BrokenPipe, "the process has no standard input, or has closed it")

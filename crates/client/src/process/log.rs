@@ -1,14 +1,14 @@
 //! The event log of a process handle. The connection fills it, cursors read it, and it outlives every connection.
 //!
 //! The log guarantees order and bounds memory. It publishes an event only after the previous one. It keeps a published event until every
-//! cursor has consumed it, plus some history for cursors that are created later. The lowest cursor determines what is acknowledged. A slow
-//! reader therefore blocks the process, but loses nothing.
+//! cursor has consumed it, plus some history for cursors that are created later. The lowest cursor determines what is acknowledged. With
+//! acknowledgements, a slow reader therefore blocks the process, but loses nothing. [`WhenFull`] says what happens without them.
 //!
-//! Failure paths: a [`ProtocolViolation`] is a sequence number that an ordered server skipped, or more output than the window allows. It
-//! fails only this process.
+//! Failure paths: a [`ProtocolViolation`], for example a skipped sequence number or more output than the window allows, fails only this
+//! log.
 //!
-//! The log of a server with a window never stops the client from reading the connection, however small the pieces of output are. The
-//! consumer of the events may be waiting for the answer to a call. That answer would be stuck behind output that is not being read.
+//! If the server has a window, a full log never stops the client from reading the connection, however small the pieces of output are. The
+//! consumer of the events may be waiting for the answer to a call, and that answer would be stuck behind output that is not being read.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -25,10 +25,10 @@ use crate::error::Error;
 
 mod event_runs;
 
-/// Consumed output that is kept for cursors that are created later: 1 MiB, the least that a server keeps, too.
+/// Consumed output that is kept for cursors that are created later: 1 MiB, which is also what every server keeps at least.
 const HISTORY_BYTES: u64 = 1 << 20;
 
-/// Consumed events that are kept. With small pieces of output, 1 MiB of history would need too much memory.
+/// Events that are kept if all are consumed. With small pieces of output, 1 MiB of history would be too many events.
 const HISTORY_EVENTS: usize = 4096;
 
 /// Limits for events that arrive before an earlier one.
@@ -88,7 +88,7 @@ impl Default for FlowPolicy {
 /// A protocol violation by the server, or a limit that it exceeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProtocolViolation(pub(crate) &'static str);
-const SKIPPED: ProtocolViolation = ProtocolViolation("the server skipped a number");
+const SKIPPED: ProtocolViolation = ProtocolViolation("the server skipped a sequence number");
 const OVERRUN: ProtocolViolation = ProtocolViolation("the server sent more than its window allows");
 
 /// The result of appending an event.
@@ -100,7 +100,7 @@ pub(crate) enum Appended {
     ReaderBehind,
 }
 
-/// How far a process may be ahead of its reader if no acknowledgement bounds it.
+/// How far a process may be ahead of its readers under `DropOldest` and `BlockConnection`.
 const AHEAD_BYTES: u64 = 16 << 20;
 const AHEAD_EVENTS: usize = 1 << 16;
 
@@ -187,7 +187,7 @@ impl EventLog {
         let event = state.renumber_late_end(event);
         let Some((from, to)) = event.span() else { return Ok(Appended::Accepted) };
         if from > to || to == u64::MAX {
-            return Err(ProtocolViolation("a number is impossible"));
+            return Err(ProtocolViolation("impossible sequence number"));
         }
         if state.is_over() || to < state.next {
             return Ok(Appended::Accepted);
@@ -340,6 +340,7 @@ impl EventLog {
 
     /// Waits until the connection may be read again; see [`WhenFull::BlockConnection`].
     pub(crate) async fn wait_for_room(&self) {
+        // When the last reader is removed, `enforce_bounds` makes room by dropping events.
         self.wait_until(|state| !matches!(state.enforce_bounds(), Ok(Appended::ReaderBehind))).await;
     }
 
@@ -381,6 +382,7 @@ impl EventLog {
     pub(crate) fn renew_ack(&self) {
         let mut state = self.state.lock();
         state.acked = 0;
+        // More than a quarter of any window, so that the acknowledgement is due at once.
         state.unacked_bytes = u64::MAX / 2;
     }
 }
@@ -411,19 +413,20 @@ impl LogState {
         }
         self.untaken_bytes += event.weight();
         self.next = to + 1;
-        let begins = match &event {
+        // The offset that the server reports corrects the counted one.
+        let start = match &event {
             Event::Output { offset: Some(offset), .. } => Some(*offset),
             _ => self.offset,
         };
-        self.offset = begins.zip(event.output_bytes()).and_then(|(begins, bytes)| begins.checked_add(bytes));
+        self.offset = start.zip(event.output_bytes()).and_then(|(start, bytes)| start.checked_add(bytes));
         self.events.push(event);
     }
 
-    /// The part of an event that was not reported yet. Only a gap can overlap events that were.
+    /// The part of an event that was not published yet. Only a gap can overlap published events.
     ///
     /// After a resume, a server reports a gap from the last acknowledgement on, or from the very beginning if it no longer knows the
-    /// numbers. The bytes of the rest are the gap's bytes minus those that were already reported. That difference is unknown if the log no
-    /// longer has the reported events.
+    /// numbers. The remaining bytes are those of the gap minus those of the events that were reported. They are unknown if the log no
+    /// longer has these events.
     fn unreported_part(&self, event: Event) -> Event {
         let Event::Gap { from_seq, to_seq, bytes } = event else { return event };
         let reported = (from_seq < self.next).then(|| self.reported_bytes(from_seq));
@@ -468,7 +471,7 @@ impl LogState {
             entry.insert(event);
         }
         if self.early.len() > EARLY_EVENTS || self.early_bytes > EARLY_BYTES {
-            return Err(ProtocolViolation("too many events came before their turn"));
+            return Err(ProtocolViolation("too many events arrived out of order"));
         }
         Ok(())
     }
@@ -489,7 +492,7 @@ impl LogState {
                 while self.is_full()
                     && let Some((_, to)) = self.events.front()
                 {
-                    // Count it as consumed first: once it is dropped, its bytes can no longer be counted.
+                    // Count the event as consumed before dropping it: afterwards its bytes can no longer be counted.
                     self.consume(to);
                     self.events.pop();
                 }

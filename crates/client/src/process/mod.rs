@@ -38,8 +38,8 @@ pub use io::{Output, Stdin};
 
 /// A handle to a process on a server. Clones refer to the same process. Dropping all of them does not end the process.
 ///
-/// While a handle exists, output is kept for it. A process whose events are not consumed blocks once the server's memory for it is full, as
-/// a program does that writes to a full pipe. [`wait`](Self::wait) consumes and discards output.
+/// While a handle exists, output is kept for it. If its events are not consumed, the process blocks once the server's memory for it is
+/// full, like a program that writes to a full pipe. [`wait`](Self::wait) consumes and discards output.
 #[derive(Clone)]
 pub struct Process {
     shared: Arc<ProcessShared>,
@@ -175,8 +175,8 @@ impl Process {
     ///
     /// Bytes arrive exactly once and in order, through reconnects and restarts of the server. Dropping the future does not cancel the
     /// write. If the server has no room for a write, the client sends it again later. If the server refused a write and accepted a later
-    /// one, the refused write fails with the server's error and all further writes fail with [`Error::InputBroken`]. Some older servers ignore
-    /// write ids (see [`compat`](crate::compat)): there, a write that a cut interrupts fails with [`Error::UnknownOutcome`].
+    /// one, the refused write fails with the server's error and all further writes fail with [`Error::InputBroken`]. Some older servers
+    /// ignore write ids (see [`compat`](crate::compat)): there, a write that a cut interrupts fails with [`Error::UnknownOutcome`].
     pub async fn write(&self, bytes: impl Into<Bytes>) -> Result<wire::WriteStatus, Error> {
         let bytes = bytes.into();
         let (written, must_start_sender) = poll_fn(|cx| self.shared.input.poll_write(cx, &bytes)).await;
@@ -195,8 +195,9 @@ impl Process {
     /// Asks the server for output after sequence number `after`. Returns at most `max` bytes, but at least one piece. Waits up to `wait`
     /// for new output.
     ///
-    /// Consumes and acknowledges nothing. If the session is lost, this returns an empty, closed result that contains the reason. A
-    /// server that cannot read output back (see [`compat`](crate::compat)) fails this with `Error::Protocol`.
+    /// Consumes and acknowledges nothing. If the session is lost, this returns an empty result that reports the process as exited and
+    /// closed, with the reason in `failure`. With a server that cannot read output back (see [`compat`](crate::compat)), this fails with
+    /// `Error::Protocol`.
     pub async fn read(&self, after: u64, max: Option<u64>, wait: Duration) -> Result<ReadResult, Error> {
         self.shared.session().require_process_methods("read back output; follow the events instead")?;
         let params = wire::ReadParams { max_bytes: max, ..recovery::read_params(&self.shared.key, after, wait) };
@@ -213,12 +214,12 @@ impl Process {
     ///
     /// If there is no other reader, the output is discarded, so that the process cannot block.
     pub async fn wait(&self) -> Result<Exit, Error> {
-        let waiting = WaitGuard::new(&self.shared);
+        let _waiting = WaitGuard::new(&self.shared);
         let mut wake = self.shared.log.wake();
         loop {
+            // Before the checks, so that `changed` also returns for an event that arrives between them.
             wake.mark_unchanged();
             if self.shared.log.closed().is_some() {
-                drop(waiting);
                 return self.exit().ok_or_else(|| Error::Protocol("the process closed without an exit".to_owned()));
             }
             if let Some(error) = self.shared.log.failed() {
@@ -246,8 +247,8 @@ impl Process {
         self.shared.session().call::<requests::ProcessResize>(&params).await.map(drop)
     }
 
-    /// Ends the process and everything that it started, either at once (`None`) or with SIGTERM followed by a grace period. Returns whether
-    /// the process was running.
+    /// Ends the process and everything that it started: with SIGTERM followed by SIGKILL after a grace period, or with SIGKILL at once
+    /// (`None`). Returns whether the process was running.
     pub async fn terminate(&self, grace: Option<Duration>) -> Result<bool, Error> {
         if grace.is_some() {
             self.shared.require(|capabilities| capabilities.grace, "terminate with a grace period")?;
@@ -321,7 +322,7 @@ impl Drop for ProcessShared {
         // No reader is left. The failure stops tasks that fill the log or wait for room in it.
         self.log.fail(Error::Disconnected { reason: None });
         if self.terminate_on_drop && self.log.closed().is_none() {
-            self.handle.clean_up(self.key.clone());
+            self.handle.terminate_in_background(self.key.clone());
         } else if self.key.session_id.is_some() {
             self.handle.release::<requests::ProcessUnsubscribe>(self.key.params());
         }
@@ -363,7 +364,8 @@ impl ReadResult {
     }
 }
 
-/// Guard for a caller that waits for the end and reads no events.
+/// Guard for a caller that waits for the end and reads no events. While it exists, output counts as consumed if no cursor reads it, so
+/// acknowledgements can become due.
 struct WaitGuard<'a>(&'a ProcessShared);
 
 impl<'a> WaitGuard<'a> {

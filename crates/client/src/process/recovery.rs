@@ -1,8 +1,8 @@
 //! Fetches events that no notification will deliver: after a cut, before the log's beginning, and for processes that existed before this
 //! client resumed the session.
 //!
-//! The rules of the protocol allow rebuilding events from a `process/read`. Output has sequence numbers. The exit has the number that is
-//! missing among them. The close has the last number. A contradiction fails only that process.
+//! Events can be rebuilt from the answer to a `process/read`. Output has its sequence numbers. The exit has the number that is missing
+//! among them. The close has the last number. An answer that contradicts these rules fails only the handle of its process.
 
 use std::{
     collections::VecDeque,
@@ -32,7 +32,7 @@ use crate::{
 /// How long one read of a polled process waits for new events.
 const POLL_WAIT: Duration = Duration::from_secs(30);
 
-/// Limit for the bytes of a list of processes. Each answer of a server is bounded, but their number is not.
+/// Limit for the bytes of a list of processes. Each page of the list is bounded, but the number of pages is not.
 const LISTED_BYTES: usize = 256 << 20;
 
 /// A polled process is not read further while this many bytes are unconsumed.
@@ -58,7 +58,7 @@ pub(crate) async fn catch_up(session: &Session, link: &ServerLink) -> Result<(),
             Err(error) if is_adopting(&error) => {
                 session.subscribe_adopted(key, Arc::downgrade(&log), source != EventSource::Observed, link.epoch);
             }
-            // The request to start may have been lost with the link. It will be sent again.
+            // The server does not know the process: the request to start was lost with the link, and will be sent again.
             Err(Error::Server { .. }) if source == EventSource::Starting => {}
             Err(error) => log.fail(error),
         }
@@ -102,8 +102,8 @@ pub(super) async fn read_back(shared: &ProcessShared, position: u64, first: u64)
     Ok(events)
 }
 
-/// Fills a log only by reading. Used for a process of this session that an earlier client started, and whose notifications went to that
-/// client.
+/// Fills a log by `process/read` alone. Used for a handle that was created by attaching to a process of this session, because notifications
+/// about this process may have gone to an earlier client.
 pub(crate) async fn poll_events(session: Weak<Session>, key: ProcessKey, weak: Weak<EventLog>) {
     loop {
         let Some(log) = weak.upgrade() else { return };
@@ -158,8 +158,8 @@ pub(crate) async fn find_process(session: &Session, key: &ProcessKey) -> Result<
     Ok(None)
 }
 
-/// Lists all processes of a session, or of every session of its principal. The reported sessions in adoption are those of the first page. A
-/// session that is adopted between two pages may have processes that belong on an earlier page.
+/// Lists all processes of a session, or of every session of its principal. `adopting` is that of the first page that reports any: a session
+/// that was adopted after this page may have processes that belong on an earlier page, so it is still reported.
 pub(crate) async fn list_processes(session: &Session, scope: wire::Scope) -> Result<wire::ListResult, Error> {
     let mut pages = pin!(process_pages(session, scope));
     let mut all = wire::ListResult { processes: Vec::new(), next_cursor: None, adopting: Vec::new() };
@@ -192,7 +192,7 @@ fn process_pages(session: &Session, scope: wire::Scope) -> impl Stream<Item = Re
         let mut listed = session.call::<requests::ProcessList>(&params).await?;
         // A faulty server could otherwise make this client ask endlessly.
         if listed.next_cursor.is_some() && (listed.processes.is_empty() || listed.next_cursor == params.cursor) {
-            return Err(Error::Protocol("process/list: the server's pages do not go on".to_owned()));
+            return Err(Error::Protocol("process/list: the server's pages make no progress".to_owned()));
         }
         let next = listed.next_cursor.take().map(Some);
         Ok(Some((listed, next)))
@@ -219,8 +219,8 @@ pub(crate) fn append_read(
     exit: Option<Exit>,
 ) -> Result<Appended, ProtocolViolation> {
     let mut appended = Appended::Accepted;
-    let (exit_in_read, is_over) =
-        (exit_of_read(&read.end), read.end.closed && read.end.next_seq <= after.saturating_add(1));
+    let exit_in_read = exit_of_read(&read.end);
+    let is_over = read.end.closed && read.end.next_seq <= after.saturating_add(1);
     // An exit that was not learned from an event has no sequence number; 0 matches no event.
     let known = log.exit_at().or_else(|| log.recorded_exit().map(|exit| (0, exit)));
     let events = rebuild(after, read, known)?;
@@ -251,7 +251,7 @@ pub(crate) fn read_params(key: &ProcessKey, after: u64, wait: Duration) -> wire:
         process_id: key.process_id.clone(),
         session_id: key.session_id.clone(),
         after_seq: Some(after),
-        // With a bound, an older server would report `closed` together with only a part of the output.
+        // No bound: with one, an older server would report `closed` together with only a part of the output.
         max_bytes: None,
         wait_ms: Some(millis(wait)),
         from_seq: None,
@@ -266,20 +266,20 @@ pub(crate) fn rebuild(
 ) -> Result<Vec<Event>, ProtocolViolation> {
     let end = read.end;
     if end.next_seq == u64::MAX {
-        return Err(ProtocolViolation("a number is impossible"));
+        return Err(ProtocolViolation("impossible sequence number"));
     }
     let mut events = Vec::new();
     let mut holes = Vec::new();
     let mut next = after + 1;
     for chunk in read.chunks {
         if chunk.seq == u64::MAX {
-            return Err(ProtocolViolation("a number is impossible"));
+            return Err(ProtocolViolation("impossible sequence number"));
         }
         if chunk.seq < next {
             continue;
         }
         if end.closed && chunk.seq + 1 >= end.next_seq {
-            return Err(ProtocolViolation("output has the number of the close"));
+            return Err(ProtocolViolation("output has the sequence number of the close"));
         }
         if chunk.seq > next {
             holes.push((next, chunk.seq - 1));
@@ -302,15 +302,15 @@ pub(crate) fn rebuild(
             match holes.last() {
                 // The server evicts the oldest output first, so the last missing number is that of the exit.
                 Some((_, seq)) => Some((*seq, exit)),
-                None if after == 0 => return Err(ProtocolViolation("there is no number left for the exit")),
+                None if after == 0 => return Err(ProtocolViolation("no sequence number is left for the exit")),
                 // The number of the exit lies before the requested range.
                 None => None,
             }
         }
         None => None,
     };
-    // If the requested output is gone, a server may count a gap's bytes from the very beginning. The count is reliable only for a read from
-    // the beginning. If the exit divides a gap, its first part gets all of the bytes, as in a notification.
+    // A server may count the bytes of a gap from the very beginning of the output and not from `after`. Use the count only if both are the
+    // same. If the exit divides a gap, the first part gets all of the bytes, as in a notification.
     let counted = end.gap.as_ref().filter(|_| after == 0);
     let mut gap_bytes = counted.map_or(0, |gap| gap.bytes);
     let is_counted = |to_seq: u64| counted.is_some_and(|gap| to_seq <= gap.to_seq);
@@ -374,14 +374,17 @@ mod tests {
         assert_eq!(spell(rebuild(0, read(&[1, 2], 5, Some(3), true), None)), "o1 o2 x3=3 c4");
         assert_eq!(spell(rebuild(2, read(&[3, 4, 6], 8, Some(0), true), None)), "o3 o4 x5=0 o6 c7");
         assert_eq!(spell(rebuild(3, read(&[], 5, Some(0), true), Some((3, Exit::of_code(0))))), "c4");
-        assert_eq!(spell(rebuild(0, read(&[1], 3, Some(0), true), None)), "there is no number left for the exit");
+        assert_eq!(spell(rebuild(0, read(&[1], 3, Some(0), true), None)), "no sequence number is left for the exit");
         assert_eq!(spell(rebuild(2, read(&[3], 4, None, false), None)), "o3");
         assert_eq!(spell(rebuild(2, read(&[3], 5, Some(9), false), None)), "o3 x4=9");
     }
 
     #[test]
     fn recovery_rejects_output_at_closed_sequence() {
-        assert_eq!(spell(rebuild(0, read(&[1, 3], 4, Some(0), true), None)), "output has the number of the close");
+        assert_eq!(
+            spell(rebuild(0, read(&[1, 3], 4, Some(0), true), None)),
+            "output has the sequence number of the close"
+        );
     }
 
     #[test]
@@ -400,7 +403,7 @@ mod tests {
             assert_eq!((log.exit(), log.exit_at()), (Some(Exit::of_code(7)), None));
             assert_eq!(log.closed().is_some(), is_closed);
         }
-        // The log takes the details of the exit from the list. A number that is missing later is a gap, because the exit is known.
+        // The recorded exit has the details from the list. A number that is missing later is a gap, because the exit is known.
         let log = EventLog::new(FlowPolicy::observed(), 3);
         let more = Exit { signal: Some("SIGKILL".to_owned()), ..Exit::of_code(137) };
         append_read(&log, 3, read(&[4], 5, Some(137), false), Some(more.clone())).expect("the exit is before");
@@ -413,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_that_the_exit_divides_is_counted_once() {
+    fn the_bytes_of_a_gap_that_the_exit_divides_are_counted_once() {
         let mut divided = read(&[7], 8, Some(0), false);
         divided.end.gap = Some(wire::Gap { from_seq: 1, to_seq: 6, bytes: 90 });
         let counts = |after: u64| -> Vec<_> {
@@ -421,7 +424,7 @@ mod tests {
             events.iter().map(Event::output_bytes).collect()
         };
         assert_eq!(counts(0), [Some(90), Some(0), Some(0), Some(1)]);
-        assert_eq!(counts(1), [None, Some(0), None, Some(1)], "counted from the beginning, perhaps");
+        assert_eq!(counts(1), [None, Some(0), None, Some(1)], "the count may include earlier output");
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! Sends stdin to a process, in order and exactly once, over as many links as it takes.
 //!
-//! This file contains the queue of writes. A task in `sender` sends them and settles the first one when its answer arrives. The task
+//! This file contains the queue of writes. A task, the sender, sends them and completes the first one when its answer arrives. The task
 //! exists only while the queue is not empty.
 //!
-//! Failure paths: a lost session fails the whole queue. If the server refused a write and accepted a later one, the stream has a hole. All
-//! later writes then fail for good.
+//! Failure paths: a lost session fails the whole queue. If the server refused a write and accepted a later one, the input has a hole. All
+//! further writes then fail.
 
 use std::{
     collections::VecDeque,
@@ -31,7 +31,7 @@ pub(crate) type WriteReply = Result<wire::WriteStatus, Error>;
 /// The result of a request to close stdin.
 pub(crate) type CloseReply = Result<wire::CloseStdinStatus, Error>;
 
-/// The stdin queue of one process. It does not hold the session, so that a write that never ends does not keep the connection open.
+/// The stdin queue of one process. It has no reference to the session, so that a write that never ends does not keep the connection open.
 #[derive(Debug)]
 pub(crate) struct StdinQueue {
     key: ProcessKey,
@@ -97,7 +97,7 @@ impl StdinQueue {
         }
     }
 
-    /// Queues a write as soon as there is room. The returned flag is true if the caller must start the serving task.
+    /// Queues a write as soon as there is room. The returned flag is true if the caller must start the sender.
     pub(super) fn poll_write(&self, cx: &Context<'_>, bytes: &Bytes) -> Poll<(oneshot::Receiver<WriteReply>, bool)> {
         let mut state = self.state.lock();
         // An empty queue accepts a write of any size.
@@ -125,7 +125,7 @@ impl StdinQueue {
         Poll::Ready((written, self.wake_sender(state)))
     }
 
-    /// Queues a request to close stdin. The returned flag is true if the caller must start the serving task.
+    /// Queues a request to close stdin. The returned flag is true if the caller must start the sender.
     pub(super) fn close(&self) -> (oneshot::Receiver<CloseReply>, bool) {
         let mut state = self.state.lock();
         let (reply, closed) = oneshot::channel();
@@ -137,7 +137,7 @@ impl StdinQueue {
         (closed, self.wake_sender(state))
     }
 
-    /// Wakes the serving task. Returns true if none is running, so that the caller must start it.
+    /// Wakes the sender. Returns true if none is running, so that the caller must start it.
     fn wake_sender(&self, mut state: MutexGuard<'_, StdinQueueState>) -> bool {
         let must_start_sender = !std::mem::replace(&mut state.has_sender, true);
         drop(state);
@@ -159,10 +159,10 @@ impl StdinQueue {
         drop(state);
         // Errors are ignored: the caller may have stopped waiting.
         match (queued.reply, outcome) {
-            (ItemReply::Write(reply), Ok(ItemOutcome::Write(status))) => reply.send(Ok(status)).ok().unwrap_or(()),
-            (ItemReply::Write(reply), Err(error)) => reply.send(Err(error)).ok().unwrap_or(()),
-            (ItemReply::Close(reply), Ok(ItemOutcome::Close(status))) => reply.send(Ok(status)).ok().unwrap_or(()),
-            (ItemReply::Close(reply), Err(error)) => reply.send(Err(error)).ok().unwrap_or(()),
+            (ItemReply::Write(reply), Ok(ItemOutcome::Write(status))) => reply.send(Ok(status)).unwrap_or(()),
+            (ItemReply::Write(reply), Err(error)) => reply.send(Err(error)).unwrap_or(()),
+            (ItemReply::Close(reply), Ok(ItemOutcome::Close(status))) => reply.send(Ok(status)).unwrap_or(()),
+            (ItemReply::Close(reply), Err(error)) => reply.send(Err(error)).unwrap_or(()),
             // Unreachable: `outcome` decodes an answer by the type of its item.
             (ItemReply::Write(_), Ok(ItemOutcome::Close(_))) | (ItemReply::Close(_), Ok(ItemOutcome::Write(_))) => {}
         }
@@ -179,8 +179,8 @@ impl StdinQueue {
         }
     }
 
-    /// Whether the task may end because the queue is empty. The next caller then starts another task.
-    fn is_done(&self) -> bool {
+    /// Unregisters the sender if the queue is empty. Returns true if it did; the sender must then end, and the next caller starts another.
+    fn finish_if_empty(&self) -> bool {
         let mut state = self.state.lock();
         if state.queue.is_empty() {
             state.has_sender = false;

@@ -22,7 +22,7 @@ use crate::{
 /// How long the first connection waits for the session that it resumes, if `recover_for` is not set.
 const RESUME_WITHIN: Duration = Duration::from_secs(30);
 
-/// Pause before the client asks for such a session again.
+/// Pause before the client asks again about a session that is being adopted.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Whether the server reports that it is still adopting the session.
@@ -50,7 +50,7 @@ impl Session {
 
     /// Subscribes to a process of another session as soon as the server has adopted that session. Applies only to the link with this epoch.
     pub(crate) fn subscribe_adopted(&self, key: ProcessKey, log: Weak<EventLog>, hold: bool, epoch: u64) {
-        tracing::info!(session = ?key.session_id, "its server is still adopting it; waiting");
+        tracing::info!(session = ?key.session_id, "the server is still adopting the session; waiting to subscribe");
         let links = self.link_state.waiter(false);
         let acks = Arc::clone(&self.acks);
         let within = self.recover_for().min(FOREVER);
@@ -58,7 +58,8 @@ impl Session {
             let until = Instant::now() + within;
             loop {
                 time::sleep(PAUSE).await;
-                // The next link subscribes to every process again, and a lost session has already failed its logs.
+                // This waits until the keeper has set the link to `Up`. If the link has been replaced, stop: the resume has subscribed to
+                // every process again. A lost session has already failed its logs.
                 let Some(link) = links.after(epoch - 1).await.ok().filter(|link| link.epoch == epoch) else { return };
                 let Some(log) = log.upgrade().filter(|log| !log.is_over()) else { return };
                 match recovery::subscribe(&link, &key, &log, hold).await {

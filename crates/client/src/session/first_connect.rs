@@ -23,6 +23,7 @@ pub(super) struct FirstConnect {
     retry_for: Duration,
     /// The pause before the one retry that `startup_grace` allows. Taken when that retry is made.
     grace: Option<Duration>,
+    /// Whether `startup_grace` is set, so that an absent server is reported early.
     is_brief: bool,
 }
 
@@ -37,8 +38,8 @@ impl FirstConnect {
         }
     }
 
-    /// Returns the pause before the next attempt, or `None` if the failure is to be reported. This failure is retried until `within` has
-    /// passed since the first attempt, even if the caller set a shorter time.
+    /// Returns the pause before the next attempt, or `None` if the failure is to be reported. Retries for the time that the caller set, and
+    /// after this failure for at least `within`. Both count from the first attempt.
     pub(super) fn pause_after(&mut self, dial_error: &DialError, within: Duration) -> Option<Duration> {
         if !dial_error.is_worth_retrying || dial_error.is_violation {
             return None;
@@ -63,6 +64,7 @@ fn failure_of(error: &Error) -> ConnectFailure {
         // The server accepted the connection and closed it before it answered `initialize`.
         Error::Disconnected { .. } => ConnectFailure::NotListening,
         Error::ConnectTimeout { .. } => ConnectFailure::Unreachable,
+        // The server answered that it cannot serve yet, or it did not answer `initialize` in time.
         _ => ConnectFailure::Busy,
     }
 }
@@ -91,23 +93,23 @@ mod tests {
         assert_eq!(brief.pause_after(&dial_error(ConnectFailure::NotListening), Duration::ZERO), None);
         assert!(
             brief.pause_after(&dial_error(ConnectFailure::Busy), Duration::ZERO).is_some(),
-            "it says that it comes back"
+            "a busy server is retried"
         );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_caller_that_waits_retries_all_but_permanent_failures() {
+    async fn without_startup_grace_all_but_permanent_failures_are_retried() {
         let mut patient = first_connect(Duration::from_secs(10), None);
         assert_eq!(patient.pause_after(&dial_error(ConnectFailure::Permanent), Duration::ZERO), None);
         for failure in [ConnectFailure::Unreachable, ConnectFailure::NotListening, ConnectFailure::Busy] {
-            let pause = patient.pause_after(&dial_error(failure), Duration::ZERO).expect("there is time");
+            let pause = patient.pause_after(&dial_error(failure), Duration::ZERO).expect("time is left");
             assert!(pause <= PAUSE_MAX, "{pause:?}");
         }
         tokio::time::advance(Duration::from_secs(11)).await;
-        assert_eq!(patient.pause_after(&dial_error(ConnectFailure::Busy), Duration::ZERO), None, "the time is over");
+        assert_eq!(patient.pause_after(&dial_error(ConnectFailure::Busy), Duration::ZERO), None, "no time is left");
         assert!(
             patient.pause_after(&dial_error(ConnectFailure::Busy), Duration::from_secs(30)).is_some(),
-            "this one has more"
+            "`within` is longer"
         );
     }
 }

@@ -25,8 +25,8 @@ impl Session {
         let is_checked = self.peer.flow_policy().when_full != WhenFull::BlockConnection;
         let mut stall = StallWatch::new(self.options.report_stall_after.filter(|_| is_checked));
         loop {
-            // All arms are cancel safe: a `Notify` permit that is not taken stays. Rare arms come first, so that much output does not
-            // starve them.
+            // All arms are cancel safe: a `Notify` permit that is not taken stays. Acknowledgements come last, because a stream of output
+            // makes them ready all the time.
             tokio::select! {
                 biased;
                 closed = &mut closed => return closed,

@@ -9,10 +9,10 @@ use crate::{
     server_link::{self, DialError},
 };
 
-/// A link that lasted this long counts as a success: the backoff and the count of violations start over.
+/// A link that lasted this long counts as a success: the backoff and the counts of violations and short links start over.
 const SETTLED: Duration = Duration::from_millis(200);
 
-/// The client gives a server up after this many protocol violations on links that did not last.
+/// The client gives up on a server after this many protocol violations on links that did not last.
 const VIOLATIONS_MAX: u32 = 5;
 
 /// The pause before the client replaces the second and each later link in a row that did not last.
@@ -22,9 +22,9 @@ const SHORT_LINK_PAUSE: Duration = Duration::from_millis(100);
 const TAKEN: u16 = 1008;
 
 pub(super) struct ReconnectState {
-    /// A backoff that has not been used, to start over from.
+    /// The unused backoff, to start over from.
     fresh: Backoff,
-    /// The pauses between attempts.
+    /// The current backoff between failed attempts.
     pub(super) backoff: Backoff,
     violations: u32,
     /// How many links in a row did not last.
@@ -57,9 +57,9 @@ impl ReconnectState {
         self.has_ghost |= dial_error.may_come_late();
     }
 
-    /// Whether another client has taken the session over, judged by how the link ended. A ghost explains one such end, so the flag is
-    /// cleared here.
-    pub(super) fn is_taken(&mut self, closed: &CloseReason) -> bool {
+    /// Whether another client has taken the session over, judged by how the link ended. A ghost can cause one such end, so this clears the
+    /// flag: the next such end counts as a takeover.
+    pub(super) fn detect_takeover(&mut self, closed: &CloseReason) -> bool {
         matches!(closed, CloseReason::Peer { code: TAKEN, .. }) && !std::mem::take(&mut self.has_ghost)
     }
 
@@ -67,9 +67,9 @@ impl ReconnectState {
         self.violations >= VIOLATIONS_MAX
     }
 
-    /// How long to wait before the first attempt after a link. `None` if it may be made at once. A server that accepts every resume and
-    /// then closes the link would otherwise be called in a loop without a pause. The pause does not grow: a link that is cut often must
-    /// still make progress.
+    /// How long to wait before the first attempt after a link. `None` if it may be made at once. Without this pause, a server that accepts
+    /// every resume and then closes the link would be called in a busy loop. The pause does not grow: a link that is cut often must still
+    /// make progress.
     pub(super) fn pause_after_short_links(&self) -> Option<Duration> {
         (self.short_links > 1).then_some(SHORT_LINK_PAUSE)
     }

@@ -1,7 +1,7 @@
 //! Detects a link that is open but silent: the server has stopped, or the network drops its packets.
 //!
-//! The client pings a silent server once a second, because an idle server sends nothing by itself. Only a caller that shows the state to a
-//! person turns this on. The watch only reports; closing a dead link is left to `ServerLink::check_alive`.
+//! The client pings a silent server once a second, because an idle server sends nothing by itself. The watch is off unless the caller sets
+//! `report_stall_after`. It only reports; closing a dead link is left to `ServerLink::check_alive`.
 
 use std::time::Duration;
 
@@ -27,6 +27,7 @@ pub(super) struct StallWatch {
     /// The silence to report; `None` turns the watch off.
     after: Option<Duration>,
     checks: time::Interval,
+    /// The value of the link's counter of received bytes at the last check.
     progress: u64,
     last_received: Instant,
     is_stalled: bool,
@@ -48,11 +49,12 @@ impl StallWatch {
         self.checks.tick().await;
     }
 
-    /// Checks the link. `progress` grows with everything that is received.
+    /// Checks the link. `progress` is a counter that grows with everything that is received.
     pub(super) fn check(&mut self, progress: u64) -> LinkActivity {
         let now = Instant::now();
         if progress != self.progress {
-            (self.progress, self.last_received) = (progress, now);
+            self.progress = progress;
+            self.last_received = now;
             return if std::mem::take(&mut self.is_stalled) { LinkActivity::AliveAgain } else { LinkActivity::Alive };
         }
         let is_long = self.after.is_some_and(|after| now.duration_since(self.last_received) >= after);
@@ -69,7 +71,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_silence_is_reported_once_and_so_is_its_end() {
+    async fn the_begin_and_the_end_of_a_silence_are_each_reported_once() {
         let mut watch = StallWatch::new(Some(Duration::from_secs(3)));
         assert_eq!(watch.check(1), LinkActivity::Alive);
         for expected in [LinkActivity::Silent, LinkActivity::Silent, LinkActivity::Stalled, LinkActivity::Silent] {

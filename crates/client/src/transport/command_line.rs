@@ -1,7 +1,7 @@
 //! Splits a command line into words with a shell's rules for quotes and backslashes, without any expansion.
 //!
-//! Not the crate `shlex`: it drops a word that begins with `#` and all words after it as a comment, without an option to
-//! keep them. `stdio:connect #1` would then run another command than the one that was written.
+//! Does not use the crate `shlex`, which treats a word that begins with `#` as the start of a comment. `stdio:connect #1` would then run
+//! `connect` without its argument.
 
 use super::target::TargetError;
 

@@ -50,14 +50,14 @@ impl Dialer {
         let mut addresses: Vec<_> = resolved.map_err(unknown)?.collect();
         let has_token = self.token.as_ref().or(self.target.token()).is_some();
         if !socket.is_tls && has_token && !self.insecure_plaintext {
-            let is_known = !addresses.is_empty();
-            // Checked before connecting, so that no connection is opened to another machine.
+            let is_resolved = !addresses.is_empty();
+            // Check this before connecting, so that no connection to another machine is opened.
             addresses.retain(|address| address.ip().to_canonical().is_loopback());
-            if is_known && addresses.is_empty() {
+            if is_resolved && addresses.is_empty() {
                 // A `TargetError` is permanent, so the client does not retry.
                 return Err(TargetError::new(
-                    "the server is not on this machine, and `ws://` would show the token to everybody on the way; use \
-                     `wss://` or `ssh://`, or allow it with `--insecure-plaintext`",
+                    "the server is not on this machine, and `ws://` sends the token unencrypted; use `wss://` or \
+                     `ssh://`, or allow it with `--insecure-plaintext`",
                 )
                 .into());
             }
@@ -109,7 +109,7 @@ impl Dialer {
                 self.failed(NotListening, reason)
             }
             io::ErrorKind::ConnectionRefused => {
-                self.failed(NotListening, "nobody listens there any more; is the server running?")
+                self.failed(NotListening, "nothing is listening on this socket; is the server running?")
             }
             io::ErrorKind::PermissionDenied => {
                 self.failed(Permanent, "permission denied; is it the server of another user?")
@@ -129,11 +129,11 @@ impl Dialer {
         self.failed(failure, match error {
             HandshakeError::Refused { status: 401 } => return Error::Unauthorized { address: self.address() },
             HandshakeError::Refused { status: 403 } if is_tcp => {
-                "answered HTTP 403: it is not to be called by this name; use an address of its own, or allow the name \
+                "answered HTTP 403: the server does not accept this host name; use its IP address, or allow the name \
                  there with `--allow-host`"
                     .to_owned()
             }
-            HandshakeError::Refused { status: 403 } => "answered HTTP 403: it serves another user".to_owned(),
+            HandshakeError::Refused { status: 403 } => "answered HTTP 403: the server belongs to another user".to_owned(),
             HandshakeError::Refused { status: status @ (301 | 302 | 303 | 307 | 308) } => {
                 format!("answered HTTP {status}, which points elsewhere; give the final address")
             }
@@ -143,7 +143,7 @@ impl Dialer {
             HandshakeError::Refused { status: 503 } => "answered HTTP 503: it is busy, or shutting down".to_owned(),
             HandshakeError::Refused { status } => format!("answered HTTP {status}; {IS_IT}"),
             HandshakeError::InvalidResponse => {
-                format!("the answer is not HTTP; {IS_IT} One with TLS is reached by `wss://`")
+                format!("the answer is not HTTP; {IS_IT} A TLS server needs `wss://`")
             }
             HandshakeError::NotUpgraded { header } => format!("the answer has a wrong or no `{header}`; {IS_IT}"),
             HandshakeError::Io(error) => match (tls::refusal(&error), error.kind()) {

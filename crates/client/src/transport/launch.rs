@@ -84,7 +84,8 @@ impl Launch {
         command
     }
 
-    /// The system reports ENOENT for a missing working directory as well as for a missing program, so check which one it is.
+    /// The error for a program that could not be started. The system reports ENOENT both for a missing program and for a missing working
+    /// directory, so this checks which of them it is.
     fn failed(&self, error: &io::Error) -> Error {
         let reason = match &self.cwd {
             Some(cwd) if !cwd.is_dir() => format!("working directory `{}` is not a directory here", cwd.display()),

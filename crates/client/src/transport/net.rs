@@ -20,7 +20,7 @@ pub(super) async fn tcp(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
     first_of(alternating(addresses), HEAD_START, TcpStream::connect).await
 }
 
-/// Connects to a Unix socket by its path.
+/// Connects to a Unix socket. Its path may be longer than a socket address allows.
 pub(super) async fn unix(path: &Path) -> io::Result<UnixStream> {
     if path.as_os_str().len() <= UNIX_PATH_MAX {
         return UnixStream::connect(path).await;

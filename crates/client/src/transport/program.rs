@@ -92,7 +92,7 @@ pub(super) fn spawn(mut command: Command, scope: EndScope) -> io::Result<(ByteSt
         (Some(stdin), Some(stdout), Some(stderr)) => {
             (OwnedFd::from(stdin), OwnedFd::from(stdout), OwnedFd::from(stderr))
         }
-        _ => unreachable!("all three were asked for"),
+        _ => unreachable!("all three are pipes"),
     };
     let pidfd = match rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
         Ok(pidfd) => pidfd,
@@ -119,7 +119,7 @@ pub(super) fn spawn(mut command: Command, scope: EndScope) -> io::Result<(ByteSt
     Ok((stream, RunningProgram { ending: Some(ending), exited, tail, _draining: draining }))
 }
 
-/// Ends a program with its connection. `E` converts an exit before the server's first answer.
+/// Ends a program together with its connection. `explain` converts an exit before the server's first answer.
 struct ProgramCarrier<E> {
     running: RunningProgram,
     explain: E,
@@ -175,6 +175,7 @@ impl RunningProgram {
     fn start_ending(&mut self) -> Option<oneshot::Receiver<()>> {
         let ending = self.ending.take()?;
         if ending.has_exited() {
+            // Dropping `ending` kills the rest of the group and reaps the program.
             return None;
         }
         let (done_tx, done_rx) = oneshot::channel();

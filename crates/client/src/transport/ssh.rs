@@ -28,9 +28,9 @@ mod preamble;
 
 /// Options for ssh. They come after [`Ssh::options`], which therefore win, and override the configuration file.
 ///
-/// Reconnecting requires that a dead connection is noticed. Without `ServerAlive…`, ssh sends nothing over an idle connection. Forwardings
-/// are useless here, and would fail if another ssh already holds their ports. The configured local and remote commands serve other
-/// purposes.
+/// The client reconnects only after ssh notices that the connection is dead. Without `ServerAlive…`, ssh sends nothing over an idle
+/// connection. Forwardings are useless here, and would fail if another ssh already holds their ports. A configured `RemoteCommand` would
+/// replace ours, and a `LocalCommand` would run at every reconnect.
 const OPTIONS: [&str; 6] = [
     "ServerAliveInterval=15",
     "ServerAliveCountMax=3",
@@ -49,7 +49,7 @@ exec \"$0\" \"$@\"";
 /// The exit status and message of [`LAUNCHER`] if ssh is not installed.
 const NO_SSH: (ProgramExit, &str) = (ProgramExit::Code(125), "no such program here");
 
-/// Messages of ssh, with status 255, if it did not reach its server. A later attempt may succeed.
+/// Messages with which ssh exits with status 255 if it could not reach the host. A later attempt may succeed.
 const UNREACHABLE: [&str; 5] = [
     "Connection refused",
     "Connection timed out",
@@ -58,7 +58,7 @@ const UNREACHABLE: [&str; 5] = [
     "Could not resolve hostname",
 ];
 
-/// Finds `exec-server` also in directories that are not in the `PATH` of a non-login shell.
+/// Runs `exec-server` from `PATH`, or from directories that the `PATH` of a non-login shell often lacks.
 const FIND: &str = "echo; for p in exec-server \"$HOME/.local/bin/exec-server\" \"$HOME/.cargo/bin/exec-server\"; \
      do command -v \"$p\" >/dev/null && exec \"$p\" dial-stdio; done; exit 127";
 
@@ -99,7 +99,7 @@ impl Ssh {
         }
         let url = UrlParts::parse(rest)?;
         if url.user.as_deref().is_some_and(|user| !is_user(user)) {
-            return Err(TargetError::new("the user is not a plain name; passwords are ssh's to ask for"));
+            return Err(TargetError::new("the user is not a plain name; leave the password out, ssh asks for it"));
         }
         if url.port == Some(0) {
             return Err(TargetError::new("port 0 cannot be connected to"));
@@ -175,17 +175,17 @@ impl Ssh {
         let is_missing =
             exit == ProgramExit::Code(127) || (exit == ProgramExit::Code(1) && last.ends_with("Command not found."));
         match (exit, &self.server) {
-            _ if is_missing => self.install(),
+            _ if is_missing => self.install_hint(),
             (ProgramExit::Code(126), _) => {
-                let words = running.describe_exit(exit);
-                format!("exec-server on {login} cannot be executed; is it made for that kind of machine?{words}")
+                let details = running.describe_exit(exit);
+                format!("exec-server on {login} cannot be executed; is it built for that kind of machine?{details}")
             }
             (ProgramExit::Code(255), _) if !last.is_empty() => running.tail.text(),
             _ => format!("it ended before the server on {login} answered{}", running.describe_exit(exit)),
         }
     }
 
-    fn install(&self) -> String {
+    fn install_hint(&self) -> String {
         let login = self.login();
         if let Some(server) = &self.server {
             return format!("there is no `{server}` on {login}; leave the path out to use the one in PATH there");
@@ -195,12 +195,12 @@ impl Ssh {
             "there is no `exec-server` on {login}, neither in PATH nor in ~/.local/bin; for the same kind of machine \
              this installs it: ssh {port}{login} 'mkdir -p .local/bin && cat >.local/bin/exec-server && \
              chmod +x .local/bin/exec-server' <\"$(command -v exec-server)\"; \
-             if it is elsewhere, name the place: {self}/path/to/exec-server"
+             if it is elsewhere, add its path: {self}/path/to/exec-server"
         )
     }
 }
 
-/// Whether a user name contains only characters that are safe in a command of an ssh configuration.
+/// Whether a user name contains only characters that are safe in a command of the ssh configuration, such as a `ProxyCommand` with `%r`.
 fn is_user(user: &str) -> bool {
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_' | b'+' | b'@');
     !user.starts_with('-') && user.bytes().all(is_name)

@@ -55,7 +55,7 @@ impl StderrTail {
         }
     }
 
-    /// The last lines, joined into one; empty if there are none.
+    /// The last `SHOWN_LINES` lines, joined into one; empty if there are none.
     pub(super) fn text(&self) -> String {
         let mut state = self.state.lock();
         state.end_line();
@@ -64,6 +64,7 @@ impl StderrTail {
         lines.join("; ")
     }
 
+    /// The last line.
     pub(super) fn last(&self) -> Option<String> {
         let mut state = self.state.lock();
         state.end_line();

@@ -101,7 +101,7 @@ impl Target {
                 let words = launch.args.iter().map(|word| word.as_bytes());
                 let env = launch.env.iter().flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()]);
                 let cwd = launch.cwd.iter().map(|cwd| cwd.as_os_str().as_bytes());
-                // Two separators that no argument can equal, because arguments, variables and directory are lists of any length.
+                // The lists can have any length, so separate them. An argument or variable cannot equal the separator, a NUL byte.
                 words.chain([&b"\0"[..]]).chain(env).chain([&b"\0"[..]]).chain(cwd).collect()
             }
             Transport::Ssh(_) => Vec::new(),
@@ -139,7 +139,7 @@ impl FromStr for Target {
         }
         let known = ["ws", "wss", "unix", "ssh"].into_iter().find(|known| scheme.eq_ignore_ascii_case(known));
         let known = known.ok_or(TargetError { what: "the scheme is not known" })?;
-        let rest = rest.strip_prefix("//").ok_or(TargetError { what: "`//` is missing behind the scheme" })?;
+        let rest = rest.strip_prefix("//").ok_or(TargetError { what: "`//` is missing after the scheme" })?;
         match known {
             "ws" | "wss" => web_socket(known == "wss", rest),
             "unix" => unix_socket(rest),
@@ -153,7 +153,7 @@ fn web_socket(is_tls: bool, rest: &str) -> Result<Target, TargetError> {
     check_plain(rest)?;
     let url = UrlParts::parse(rest)?;
     if url.user.is_some() {
-        return Err(TargetError { what: "there is a user in the address" });
+        return Err(TargetError { what: "an address with a user is supported only for `ssh://`" });
     }
     if url.port == Some(0) {
         return Err(TargetError { what: "port 0 cannot be connected to" });
@@ -173,8 +173,8 @@ fn web_socket(is_tls: bool, rest: &str) -> Result<Target, TargetError> {
     Ok(Target { transport: Transport::WebSocket(socket), token })
 }
 
-/// The address has no authority, so nothing is left for a URL parser but the path. A URL parser removes `..` from it,
-/// and the kernel follows symbolic links first.
+/// Parses the address without a URL parser. A URL parser would remove `..` from the path, but the kernel follows symbolic links before it
+/// resolves `..`.
 fn unix_socket(rest: &str) -> Result<Target, TargetError> {
     let rest = without_fragment(rest);
     let (path, query) = rest.split_once('?').map_or((rest, None), |(path, query)| (path, Some(query)));
@@ -195,7 +195,7 @@ fn command(text: &str) -> Result<Launch, TargetError> {
     let mut words = command_line::split(text)?.into_iter();
     match words.next() {
         Some(program) if !program.is_empty() => Ok(Launch::new(program).args(words)),
-        _ => Err(TargetError { what: "there is no command behind `stdio:`" }),
+        _ => Err(TargetError { what: "there is no command after `stdio:`" }),
     }
 }
 
@@ -203,7 +203,7 @@ fn without_fragment(text: &str) -> &str {
     text.split_once('#').map_or(text, |(text, _)| text)
 }
 
-/// Checks that a request line can contain the text as it is.
+/// Checks that the text can be part of an HTTP request line without encoding.
 fn check_plain(text: &str) -> Result<(), TargetError> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_graphic());
     is_plain.then_some(()).ok_or(TargetError { what: "blank, control or non-ASCII character: write it as `%XX`" })

@@ -60,7 +60,7 @@ mod with_rustls {
         NoCertificate { path: PathBuf },
         #[error("this system has no certificate authorities; name a CA file")]
         NoSystemRoots,
-        #[error("host is neither a name nor an address of a certificate")]
+        #[error("the host is neither a valid DNS name nor an IP address")]
         Name,
         #[error("set TLS up")]
         Setup(#[from] rustls::Error),
@@ -121,7 +121,7 @@ mod with_rustls {
                 }
             }
         }
-        // Set explicitly, so that a program with another default provider, or without one, is not affected.
+        // Explicit, because the program may have installed another default provider, or none.
         let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
             .with_safe_default_protocol_versions()?
             .with_root_certificates(roots);
@@ -133,7 +133,7 @@ mod with_rustls {
                 builder.with_client_auth_cert(certificates(cert.clone())?, private)?
             }
         };
-        // The only protocol used over this connection. Without ALPN, a server of several protocols could choose another one.
+        // Without ALPN, a server that speaks several protocols could choose another one than HTTP/1.1.
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)
     }

@@ -97,7 +97,7 @@ impl Token {
         let is_anonymous =
             || rustix::fs::fstatfs(&file).is_ok_and(|found| i128::from(found.f_type) == PIPE_FILE_SYSTEM);
         if metadata.file_type().is_fifo() && is_anonymous() {
-            // Read with blocking again: the writer of an anonymous pipe exists, or has closed it.
+            // Make reads block again, to wait for slow output. They cannot block forever without a writer: EOF follows when it has closed.
             rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(|errno| failed(errno.into()))?;
         } else if !metadata.is_file() {
             return Err(TokenError::NotAFile { path: path.to_owned() });
@@ -110,7 +110,8 @@ impl Token {
         if mode & 0o077 != 0 {
             return Err(TokenError::Mode { path: path.to_owned(), mode });
         }
-        // Leaves room for surrounding whitespace. The buffer never grows, so that no reallocation leaves a copy of the token in memory.
+        // Leaves room for surrounding whitespace. The buffer has one byte more than can be read, so that it never grows: a reallocation
+        // would leave a copy of the token in memory.
         let most = MAX_BYTES + 64;
         let mut bytes = Zeroizing::new(Vec::with_capacity(most + 1));
         file.take(most as u64).read_to_end(&mut bytes).map_err(failed)?;

@@ -277,7 +277,7 @@ async fn closing_acknowledges_what_was_taken_and_ends_every_handle() {
     assert_eq!(peer.ack().await, ("p".to_owned(), 3));
     assert!(peer.is_left().await);
     let error = within(client.environment_status()).await.unwrap_err();
-    assert_eq!(error.to_string(), format!("{DISCONNECTED}: closed by its user"));
+    assert_eq!(error.to_string(), format!("{DISCONNECTED}: the client was closed"));
     assert!(is_pending(std::future::pending::<()>()).await);
     assert_eq!(door.attempts(), 1);
 }

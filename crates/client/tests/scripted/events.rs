@@ -123,7 +123,7 @@ async fn too_much_that_is_early_fails_its_process_alone() {
     assert_eq!(next(&mut quiet.events()).await, "out 1 fine");
     for process in [many, large] {
         let story = collect(&mut process.events()).await;
-        assert_eq!(story, ["failed Protocol: too many events came before their turn"]);
+        assert_eq!(story, ["failed Protocol: too many events arrived out of order"]);
         assert!(matches!(within(process.wait()).await, Err(Error::Protocol(_))));
         assert!(matches!(process.failed(), Some(Error::Protocol(_))));
     }
@@ -137,7 +137,7 @@ async fn a_skipped_number_of_a_current_server_fails_its_process_alone() {
     peer.output("p", 2, "two").await;
     peer.output("q", 1, "fine").await;
     assert_eq!(next(&mut other.events()).await, "out 1 fine");
-    let story = ["out 1 one", "failed Protocol: the server skipped a number"];
+    let story = ["out 1 one", "failed Protocol: the server skipped a sequence number"];
     // Later readers see the same failure, once.
     for _ in 0..2 {
         assert_eq!(collect(&mut process.events()).await, story);

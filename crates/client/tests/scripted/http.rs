@@ -260,7 +260,7 @@ async fn http_response_body_stream_reports_backpressure_truncation() {
     let (pieces, error) = rest(&mut body).await;
     assert_eq!(pieces.len(), limits::HTTP_PIECES_KEPT, "what was kept is still there");
     let error = error.expect("it does not end as if it were complete");
-    assert!(error.contains("not taken in time"), "{error}");
+    assert!(error.contains("not read in time"), "{error}");
     assert_eq!(rest(&mut other).await, (vec!["fine".to_owned()], None), "no other stream is the worse for it");
 }
 
@@ -299,7 +299,7 @@ async fn http_response_body_stream_enforces_queued_byte_budget() {
     settle().await;
     let (pieces, error) = rest(&mut body).await;
     assert_eq!(pieces.len(), BUDGET_MIB);
-    assert!(error.unwrap().contains("not taken in time"));
+    assert!(error.unwrap().contains("not read in time"));
     // Consumed pieces free their room.
     let (mut body, name) = open(&client, &mut peer).await;
     let next = flood(&mut peer, &name, 1, BUDGET_MIB).await;
@@ -322,7 +322,7 @@ async fn http_response_body_streams_share_queued_byte_budget() {
     settle().await;
     let (pieces, error) = rest(&mut second).await;
     assert_eq!(pieces.len(), BUDGET_MIB / 2);
-    assert!(error.unwrap().contains("not taken in time"));
+    assert!(error.unwrap().contains("not read in time"));
     // A dropped body frees the room of its pieces.
     drop((first, second));
     let (mut third, three) = open(&client, &mut peer).await;

@@ -226,7 +226,7 @@ async fn transport_disconnect_fails_sessions_and_rejects_new_sessions() {
     // The client gives up when the next pause would end too late. The longest pause is 5 s.
     assert!((2..=7).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
     let text = error.to_string();
-    assert!(text.starts_with(&format!("{DISCONNECTED}: {EOF}; not mended within 7s: connect to scripted")), "{text}");
+    assert!(text.starts_with(&format!("{DISCONNECTED}: {EOF}; not restored within 7s: connect to scripted")), "{text}");
     let read = within(reading).await.unwrap();
     assert_eq!((read.closed, read.failure), (true, Some(text.clone())));
     assert_eq!(collect(&mut process.events()).await, [format!("failed Disconnected: {text}")]);
@@ -330,7 +330,7 @@ async fn a_session_that_another_connection_took_is_not_taken_back() {
             continue;
         }
         let error = during(async { drop(serving.await) }, lost(&client)).await;
-        assert_eq!(error.to_string(), "session session-1 is lost: another connection has taken it");
+        assert_eq!(error.to_string(), "session session-1 is lost: another connection has taken it over");
         assert!(began.elapsed() <= Duration::from_secs(4));
     }
 }

@@ -147,7 +147,7 @@ async fn recovery_rejects_output_at_closed_sequence() {
     // A process whose events cannot be followed is terminated.
     assert_eq!(peer.serve("process/terminate", json!({"running": false})).await, json!({"processId": "p"}));
     is_connected(&client).await;
-    let story = ["out 1 one", "failed Protocol: output has the number of the close"];
+    let story = ["out 1 one", "failed Protocol: output has the sequence number of the close"];
     assert_eq!(collect(&mut process.events()).await, story);
 }
 

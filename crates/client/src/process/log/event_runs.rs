@@ -1,9 +1,9 @@
 //! Stores the published events of a log, in order, without holes, and compactly.
 //!
 //! A server's window counts bytes. A program that writes one byte at a time produces one event per byte, so millions of events can be in
-//! memory before the first is consumed. An [`Event`] needs about a hundred times the memory of a single byte. Small consecutive pieces are
-//! therefore stored as one run, with little more than five bytes of memory per piece beyond its output. This way the window bounds memory,
-//! too, and the number of events with output needs no limit.
+//! memory before the first is consumed. An [`Event`] needs about a hundred bytes of memory. Small consecutive pieces are therefore stored
+//! as one run, in which a piece of one byte needs about five. This way the window also bounds memory, and the number of events with output
+//! needs no limit.
 
 use std::collections::VecDeque;
 
@@ -135,6 +135,7 @@ impl EventRuns {
                 }
                 StoredPart::Run(run) => {
                     bytes += run.bytes_between(from.saturating_sub(1), u64::MAX);
+                    // Each piece of a run is an event of its own, so the count can begin at any of them.
                     run.from().max(from.min(run.last()))
                 }
             };
@@ -166,12 +167,12 @@ impl OutputRun {
     }
 
     fn is_continued_by(&self, seq: u64, offset: Option<u64>) -> bool {
-        let is_behind = match (self.offset, offset) {
+        let is_adjacent = match (self.offset, offset) {
             (Some(begins), Some(offset)) => begins.checked_add(self.bytes.len() as u64) == Some(offset),
             (None, None) => true,
             (Some(_), None) | (None, Some(_)) => false,
         };
-        is_behind && seq == self.last() + 1 && self.pieces.len() < RUN_PIECES
+        is_adjacent && seq == self.last() + 1 && self.pieces.len() < RUN_PIECES
     }
 
     fn push(&mut self, bytes: &[u8], stream: Stream) {
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_million_bytes_one_by_one_are_a_thousand_parts() {
+    fn a_million_events_of_one_byte_are_stored_as_a_thousand_runs() {
         let mut runs = EventRuns::default();
         for seq in 1..=1_000_000 {
             runs.push(output(seq, if seq % 2 == 0 { Stream::Stdout } else { Stream::Stderr }, "x", None));

@@ -25,7 +25,7 @@ fn last_gap(log: &EventLog) -> (u64, u64, Option<u64>) {
 }
 
 #[test]
-fn an_overlapping_gap_counts_only_unreported_bytes() {
+fn an_overlapping_gap_counts_only_bytes_that_were_not_reported() {
     let log = EventLog::new(FlowPolicy::observed(), 0);
     for event in [output(1, 10), gap(2, 5, 100), gap(2, 9, 170)] {
         log.append(event).expect("in order");
@@ -74,14 +74,14 @@ fn an_exit_and_a_close_before_the_beginning_are_recorded_without_events() {
 }
 
 #[test]
-fn the_end_of_a_lost_process_follows_events_its_server_forgot() {
+fn the_end_of_a_lost_process_is_renumbered_behind_all_received_events() {
     let log = EventLog::new(FlowPolicy::acked(4 << 20), 0);
     for seq in 1..=9 {
         log.append(output(seq, 10)).expect("in order");
     }
     // A repeated event is ignored.
     log.append(output(5, 10)).expect("known");
-    log.append(Event::Exited { seq: 6, exit: Exit::of_code(0) }).expect("a number that something else had");
+    log.append(Event::Exited { seq: 6, exit: Exit::of_code(0) }).expect("a number that output has used");
     assert_eq!((log.exit(), log.next()), (None, 10));
     // After its holder died, the server reports the end with numbers that were used before.
     let exit = Exit { cause: Some(wire::Cause::Lost), ..Exit::of_code(-1) };
@@ -111,7 +111,7 @@ fn a_window_of_single_bytes_for_a_slow_reader_is_not_a_violation() {
 }
 
 #[test]
-fn events_that_no_window_counts_are_bounded() {
+fn the_number_of_events_without_output_is_bounded() {
     for empty in [|seq| output(seq, 0), |seq| gap(seq, seq, 0)] {
         let log = EventLog::new(FlowPolicy::acked(4 << 20), 0);
         let violation = (1..1 << 20).find_map(|seq| log.append(empty(seq)).err());

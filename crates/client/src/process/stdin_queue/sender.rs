@@ -1,10 +1,11 @@
-//! The task that serves a stdin queue: it sends several items from the front at a time, and settles the first one when its answer arrives.
+//! The task that serves a stdin queue: it keeps several items from the front in flight, and completes the first one when its answer
+//! arrives.
 //!
-//! After a cut, every item that was not settled is sent again, in the same order and under the same ids. The server recognizes the writes
+//! After a cut, every item that was not completed is sent again, in the same order and under the same ids. The server recognizes the writes
 //! that it already has. If the server has no room, the refused items are also sent again in order, after a pause.
 //!
-//! Failure paths: a server that ignores write ids cannot recognize a repeated write, so a write that a cut interrupts there ends with an
-//! unknown outcome. Items that were in flight behind a refused write may have been accepted. The order is then broken, and the whole queue
+//! Failure paths: a server that ignores write ids cannot recognize a repeated write. A write that a cut interrupts there fails with an
+//! unknown outcome. If the server refuses a write, but accepts one that was in flight behind it, the order is broken and the whole queue
 //! fails.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
@@ -27,13 +28,14 @@ use crate::{
 const IN_FLIGHT_MAX: usize = 16;
 
 /// The first and the longest pause before a write is repeated for which the server had no room.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+const PAUSE_FIRST: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// Serves the queue until it is empty.
 pub(crate) async fn run_sender(input: Arc<StdinQueue>, links: LinkWaiter) {
     let mut after = 0;
     let mut is_repeated = false;
-    while !input.is_done() {
+    while !input.finish_if_empty() {
         let link = match links.after(after).await {
             Ok(link) => link,
             Err(error) => {
@@ -42,8 +44,7 @@ pub(crate) async fn run_sender(input: Arc<StdinQueue>, links: LinkWaiter) {
             }
         };
         after = link.epoch;
-        // After `SendEnd::QueueEmpty`, the queue may already be served by another task. Calling `is_done` again could interfere with that
-        // task.
+        // After `SendEnd::QueueEmpty`, another task may already serve the queue. Calling `finish_if_empty` here could unregister that task.
         if StdinSender::new(&input, &link, is_repeated).run().await == SendEnd::QueueEmpty {
             return;
         }
@@ -83,8 +84,8 @@ struct InFlightItem {
 
 impl<'a> StdinSender<'a> {
     fn new(input: &'a StdinQueue, link: &'a ServerLink, is_repeated: bool) -> Self {
-        let (in_flight, backoff) = (VecDeque::new(), Backoff::new(PAUSES.0, PAUSES.1));
-        Self { input, link, in_flight, is_gone: false, is_repeated, failed: None, backoff }
+        let backoff = Backoff::new(PAUSE_FIRST, PAUSE_MAX);
+        Self { input, link, in_flight: VecDeque::new(), is_gone: false, is_repeated, failed: None, backoff }
     }
 
     /// Serves until the queue is empty or the link is gone.
@@ -93,11 +94,11 @@ impl<'a> StdinSender<'a> {
         loop {
             self.fill().await;
             if self.in_flight.is_empty() {
-                // Do not decide by looking at the queue: an item may be added at this moment. `is_done` decides under the lock.
+                // An item may be added at this moment, so `finish_if_empty` decides under the lock whether the queue is empty.
                 if self.is_gone {
                     return SendEnd::LinkEnded;
                 }
-                if self.input.is_done() {
+                if self.input.finish_if_empty() {
                     return SendEnd::QueueEmpty;
                 }
                 continue;
@@ -127,8 +128,8 @@ impl<'a> StdinSender<'a> {
             && let Some(item) = self.input.peek(self.in_flight.len())
         {
             let bytes = item.len();
-            // If many bytes are in flight on this link, each queue sends only one item at a time. A refusal then cannot break the order,
-            // and the item can be sent again.
+            // If many bytes are in flight on this link, keep only one item of each queue in flight. The server may refuse it, but then no
+            // later item is accepted before it, and it can be sent again.
             if !self.in_flight.is_empty() && !self.link.has_room_for_write(bytes) {
                 return;
             }
@@ -167,7 +168,7 @@ impl<'a> StdinSender<'a> {
         answer.map_err(|error| self.link.error(requests::ProcessWrite::NAME, error))
     }
 
-    /// Settles the first item with its answer.
+    /// Completes the first item with its answer.
     fn handle_answer(&mut self, answer: Result<Box<RawValue>, Error>) {
         let outcome = answer.and_then(|answer| outcome(self.input, 0, &answer, self.is_repeated));
         let is_write = matches!(self.input.peek(0), Some(StdinItem::Write { .. }));
@@ -180,16 +181,18 @@ impl<'a> StdinSender<'a> {
             (Ok(_) | Err(_), None) => {}
         }
         self.input.complete_first(outcome);
+        // Once nothing is in flight, the items of the earlier link have normally been sent again and answered.
         self.is_repeated &= !self.in_flight.is_empty();
-        self.backoff = Backoff::new(PAUSES.0, PAUSES.1);
+        self.backoff = Backoff::new(PAUSE_FIRST, PAUSE_MAX);
     }
 
-    /// The link was cut before the first item was answered.
+    /// The link was cut before the first item was answered. Fails the items that cannot be sent again.
     fn handle_cut(&mut self, reason: Option<String>) {
         if self.input.keeps_write_ids {
             return;
         }
-        // The server may have written the item. Sending it again could write it twice.
+        // The server may have written these items, and sending them again could write them twice. The first item is no longer in
+        // `in_flight`, but still in the queue.
         for _ in 0..=self.in_flight.len() {
             let reason = reason.clone();
             self.input.complete_first(Err(Error::UnknownOutcome { method: requests::ProcessWrite::NAME, reason }));
@@ -199,6 +202,7 @@ impl<'a> StdinSender<'a> {
     /// The server had no room for the first item. All items in flight are sent again after a pause, unless the server accepted, or may have
     /// accepted, one of the later items: the order would then be broken.
     async fn send_again(&mut self, error: Error) {
+        // Index 0 of the queue is the refused item, which is no longer in `in_flight`.
         for at in 1..=self.in_flight.len() {
             let is_refused = match self.answer().await {
                 // An answer that cannot be decoded may mean that the item was accepted.
@@ -210,7 +214,7 @@ impl<'a> StdinSender<'a> {
                 return self.fail_all(&error);
             }
         }
-        tracing::debug!(process = self.input.key.process_id.as_str(), %error, "no room for input, it is sent again");
+        tracing::debug!(process = self.input.key.process_id.as_str(), %error, "the server has no room for stdin; sending it again");
         time::sleep(self.backoff.pause()).await;
     }
 
@@ -254,7 +258,7 @@ fn outcome(input: &StdinQueue, at: usize, answer: &RawValue, is_repeated: bool) 
             serde_json::from_str::<wire::WriteResult>(text).map(|result| ItemOutcome::Write(result.status))
         }
         Some(StdinItem::Close) => serde_json::from_str::<wire::CloseStdinResult>(text).map(|result| {
-            // This client closed stdin over the previous link, and the answer was lost.
+            // This client closed stdin over an earlier link, and the answer was lost.
             let is_ours = is_repeated && result.status == wire::CloseStdinStatus::StdinClosed;
             ItemOutcome::Close(if is_ours { wire::CloseStdinStatus::Accepted } else { result.status })
         }),

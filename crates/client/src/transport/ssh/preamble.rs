@@ -1,7 +1,7 @@
 //! Skips text that a remote shell prints before the server starts: greetings of a profile, or the refusal of an account.
 //!
-//! Every message of the server begins with `{` at the start of a line, so all lines before the first such line are not the server's. They
-//! are added to the stderr tail of ssh, where they may explain why there is no server.
+//! Every message of the server begins with `{` at the start of a line, so no line before the first such line comes from the server. The
+//! skipped lines are added to the stderr tail of ssh, because they may explain why there is no server.
 
 use std::{
     io,
@@ -58,7 +58,8 @@ impl<R: AsyncRead + Unpin> PreambleSkipper<R> {
         self.tail.append(&bytes[..at.unwrap_or(bytes.len())]);
         let skipped = skipped + at.unwrap_or(bytes.len());
         if skipped > SKIPPED_MAX {
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "the shell there prints without end")));
+            let text = "the remote shell printed more than 64 KiB, and no message of the server";
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, text)));
         }
         self.state = match (at, bytes.last()) {
             (Some(at), _) => {
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn endless_shell_output_is_not_read_endlessly() {
+    async fn skipping_ends_at_eof_or_at_its_limit() {
         let (got, tail, has_answered) = check(&["This account is not available.\n"]).await;
         assert_eq!((got.unwrap().as_str(), tail.as_str(), has_answered), ("", "This account is not available.", false));
         let (got, _, has_answered) = check(&["y\n".repeat(SKIPPED_MAX).as_str()]).await;
