@@ -141,10 +141,7 @@ fn a_cancelled_operation_changes_nothing() {
         follow_directories: false,
         prune_hidden: false,
     };
-    assert_eq!(
-        walk(&view, dir.path(), &options, &cancel).expect_err("cancelled").category(),
-        ErrorCategory::Cancelled
-    );
+    assert_eq!(walk(&view, dir.path(), &options, &cancel).expect_err("cancelled").category(), ErrorCategory::Cancelled);
     drop(draft);
     assert_eq!(fs::read_dir(dir.path()).expect("it is there").count(), 0);
 }

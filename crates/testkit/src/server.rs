@@ -107,14 +107,9 @@ impl Builder {
         self
     }
 
-    /// Adds arguments, separated by blanks.
-    pub fn args(self, args: &str) -> Self {
-        args.split(' ').fold(self, Self::arg)
-    }
-
     /// Accepts the URL of a [`Proxy`](crate::Proxy), which has another port.
     pub fn behind_proxy(self) -> Self {
-        self.args("--allow-host 127.0.0.1")
+        self.args(["--allow-host", "127.0.0.1"])
     }
 
     /// Sets a variable of the server's environment. `{dir}` stands for the test's private directory.

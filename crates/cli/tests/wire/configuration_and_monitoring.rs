@@ -44,7 +44,7 @@ fn a_process_beyond_the_bound_is_refused_until_one_has_ended() {
 #[test]
 fn the_default_of_overflow_is_the_servers_and_memory_is_what_was_given() {
     let limits = "--overflow drop-oldest --memory-per-process 3MiB --disk-per-process 0";
-    let server = TestServer::builder().args(limits).start();
+    let server = TestServer::builder().args(limits.split(' ')).start();
     let mut client = server.connect();
     client.initialize_with(json!({"clientName": "test", "capabilities": {"ack": true, "gap": true}}));
     client.start(start_params("flood", &["head", "-c", "40000000", "/dev/zero"]));

@@ -86,7 +86,7 @@ fn a_long_poll_holds_up_nobody() {
 
 #[test]
 fn exec_server_keeps_control_requests_live_during_long_reads_and_queued_requests() {
-    let server = TestServer::builder().args("--concurrent-requests 1").start();
+    let server = TestServer::builder().args(["--concurrent-requests", "1"]).start();
     let mut client = server.client();
     client.start(sh("p", "exec sleep 1000"));
     let read = client.send_request("process/read", json!({"processId": "p", "waitMs": 60_000}));
@@ -235,7 +235,7 @@ fn closed_process_is_evicted_after_retention() {
 // them.
 #[test]
 fn requests_that_wait_for_the_only_slot_are_all_answered_in_order() {
-    let server = TestServer::builder().args("--concurrent-requests 1").start();
+    let server = TestServer::builder().args(["--concurrent-requests", "1"]).start();
     let mut client = server.client();
     let (mut starts, mut others, mut lists) = (Vec::new(), Vec::new(), Vec::new());
     for i in 0..50 {
@@ -342,7 +342,7 @@ fn a_server_that_was_stopped_does_not_take_quiet_clients_for_dead() {
 // A start that waited for a slot had no id yet: other requests for that process got `unknownProcess`.
 #[test]
 fn a_start_that_waits_for_others_is_waited_for_by_what_names_it() {
-    let server = TestServer::builder().args("--concurrent-requests 1").start();
+    let server = TestServer::builder().args(["--concurrent-requests", "1"]).start();
     let mut client = server.client();
     let starts = short_starts(&mut client, 20);
     let cat = client.send_request("process/start", with(start_params("cat", &["cat"]), json!({"pipeStdin": true})));
