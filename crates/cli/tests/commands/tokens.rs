@@ -50,8 +50,8 @@ fn a_token_is_written_to_a_new_file_that_only_its_owner_can_read() {
     let home = Home::new();
     let out = home.path().join("ci.token");
     let file = out.to_str().expect("text");
-    let (out, said, code) = outcome(home.command(&["token", "create", "ci", "--out", file]));
-    assert_eq!((code, out.as_str()), (Some(0), ""), "{said}");
+    let (printed, said, code) = outcome(home.command(&["token", "create", "ci", "--out", file]));
+    assert_eq!((code, printed.as_str()), (Some(0), ""), "{said}");
     let token = fs::read_to_string(&out).expect("the token");
     assert!(token.trim().len() >= 43, "{token}");
     assert_eq!(mode_of(&out) & 0o777, 0o600);
