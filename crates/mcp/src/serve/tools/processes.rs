@@ -184,11 +184,19 @@ pub(super) async fn read(call: &CallContext<'_>, arguments: ReadOutputArguments)
         (answer.exited, answer.closed, answer.exit_code) = (false, false, None);
     }
     if continues {
-        // The executor counts lost bytes from the beginning of the output.
-        answer.gap_bytes = answer.gap_bytes.saturating_sub(entry.position);
+        answer.gap_bytes = lost_after(entry.position, answer.gap_bytes);
         call.table.advance(number, answer.cursor, entry.position + answer.gap_bytes + bytes, incomplete);
     }
     Ok(ToolReply::new(answer.text(&arguments.process_id), &answer))
+}
+
+/// How many bytes were lost after `position`, from the count in the executor's answer.
+///
+/// The executor counts a gap from the position if it knew that offset when the read arrived, and from the beginning of the output otherwise.
+/// The answer does not say which. A count from the beginning includes the bytes before the position, so a smaller count cannot be one. A
+/// larger count is taken as one, because the offset is usually unknown once output at the position is lost.
+fn lost_after(position: u64, counted: u64) -> u64 {
+    counted.checked_sub(position).unwrap_or(counted)
 }
 
 /// Reads from the executor, and checks whether more output follows. The answer may report an exit although more output comes before it.
@@ -534,6 +542,19 @@ mod tests {
         assert_eq!((texts(&answer), incomplete.len()), (vec!["ä"], 1));
         let (answer, incomplete) = to_answer(read(&[(OUT, &euro[2..])], false), 0, Some(incomplete.clone()), false);
         assert_eq!((texts(&answer), incomplete.len()), (vec!["€"], 0));
+    }
+
+    #[test]
+    fn a_gap_is_counted_from_the_last_read_whichever_way_the_executor_counts() {
+        // Nothing was read before.
+        assert_eq!(lost_after(0, 500), 500);
+        // Counted from the beginning.
+        assert_eq!(lost_after(1000, 1500), 500);
+        assert_eq!(lost_after(1000, 1000), 0);
+        // Counted from the position.
+        assert_eq!(lost_after(1000, 500), 500);
+        // No gap.
+        assert_eq!(lost_after(1000, 0), 0);
     }
 
     #[test]
