@@ -24,17 +24,19 @@ impl MountTable {
         Self(mountinfo::parse(&fs::read("/proc/self/mountinfo").unwrap_or_default()).collect())
     }
 
-    /// Other paths that lead to `real` or to something below it. `real` must not contain links.
+    /// Other paths that lead to `real` or to something below it. `real` must not contain symbolic links.
     pub(crate) fn aliases(&self, real: &Path) -> Vec<PathBuf> {
         // Of several mounts on the same path, the last covers the others. `max_by_key` returns the last.
         let covering = self.0.iter().filter(|mount| real.starts_with(&mount.at));
         let Some(own) = covering.max_by_key(|mount| mount.at.components().count()) else { return Vec::new() };
         let Ok(below) = real.strip_prefix(&own.at) else { return Vec::new() };
+        // The path of `real` within its file system.
         let part = joined(&own.root, below);
         let others = self.0.iter().filter(|mount| mount.device == own.device);
         others
             .filter_map(|mount| match part.strip_prefix(&mount.root) {
                 Ok(rest) => Some(joined(&mount.at, rest)),
+                // A mount of something below `real`.
                 Err(_) => mount.root.starts_with(&part).then(|| mount.at.clone()),
             })
             .filter(|alias| !alias.starts_with(real))
@@ -45,7 +47,8 @@ impl MountTable {
     pub(crate) fn present_aliases(&self, real: &Path) -> Vec<PathBuf> {
         let identity = paths::identity(real);
         let is_same = |alias: &Path| paths::identity(alias).is_some_and(|found| Some(found) == identity);
-        // A mount of something below `real` has another identity, so it cannot be compared. It is always included.
+        // A mount of something below `real` has another identity, so the comparison would exclude it. Include all mount
+        // points.
         let is_mount = |alias: &Path| self.0.iter().any(|mount| mount.at == alias);
         self.aliases(real).into_iter().filter(|alias| is_same(alias) || is_mount(alias)).collect()
     }
@@ -61,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_shows_the_same_part_of_a_file_system_is_an_alias() {
+    fn mounts_of_the_same_part_of_a_file_system_are_aliases() {
         let mounts = mountinfo::parse(
             b"21 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
               22 21 8:2 /@home /home rw - ext4 /dev/sdb rw\n\

@@ -1,8 +1,8 @@
 //! Builds a view from a script, in a new mount namespace.
 //!
 //! Runs in a single-threaded process that does nothing else, because it leaves its namespaces. Paths are opened without
-//! following symbolic links: if a name is swapped in the meantime, the build fails and never uses another path. The
-//! returned fds keep the namespace alive; no process needs to be in it.
+//! following symbolic links. So if a component was replaced by a link since the policy was resolved, the build fails
+//! instead of using another path. The returned fds keep the namespace alive; no process needs to be in it.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,7 @@ use crate::{
     system,
 };
 
-/// Where the empty tree is mounted before it becomes the root. Every host has this directory.
+/// Where the empty tree is mounted before it becomes the root. Any directory would do, and every host has this one.
 const STAGE: &str = "/proc";
 
 #[derive(Debug)]
@@ -63,7 +63,7 @@ pub fn build(script: &ViewScript) -> Result<BuiltView, BuildError> {
     // Stop mount propagation, so that the mounts of the view do not appear on the host, nor later mounts of the host in
     // the view.
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
-        .doing(|| "keep mounts to ourselves".to_owned())?;
+        .doing(|| "make `/` a private mount".to_owned())?;
     let null = system::open_path(CWD, Path::new("/dev/null")).doing(|| "find `/dev/null`".to_owned())?;
     // Open it before the root is replaced, because the view may not contain it.
     let proc = system::open_path(CWD, Path::new("/proc")).doing(|| "open `/proc`".to_owned())?;
@@ -79,7 +79,7 @@ pub fn build(script: &ViewScript) -> Result<BuiltView, BuildError> {
     for ((path, step), copy) in script.steps.iter().zip(copies) {
         builder.apply(path, step, copy).doing(|| format!("{} `{}`", step.verb(), path.display()))?;
     }
-    // Everything that is made in our tmpfs instances has been made.
+    // All mount points and links in our tmpfs instances exist now, so the instances can become read-only.
     for (path, tree) in &builder.trees {
         system::set_attributes(tree.as_fd(), libc::MOUNT_ATTR_RDONLY, false)
             .doing(|| format!("finish `{}`", path.display()))?;
@@ -88,7 +88,7 @@ pub fn build(script: &ViewScript) -> Result<BuiltView, BuildError> {
         .doing(|| "open the view".to_owned())?;
     if script.is_empty_tree {
         // After `pivot_root(".", ".")` the old root is mounted over the new one, and it is the working directory.
-        unmount(".", UnmountFlags::DETACH).doing(|| "let go of the old root".to_owned())?;
+        unmount(".", UnmountFlags::DETACH).doing(|| "unmount the old root".to_owned())?;
     }
     if script.is_for_process {
         kernel_files::protect(proc.as_fd()).doing(|| "make the kernel's file systems read-only".to_owned())?;
@@ -103,12 +103,13 @@ fn enter_namespaces() -> Result<Option<OwnedFd>, BuildError> {
     match unshare(libc::CLONE_NEWNS) {
         Ok(_) => return Ok(None),
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
-        Err(error) => return Err(error).doing(|| "make a mount namespace".to_owned()),
+        Err(error) => return Err(error).doing(|| "create a mount namespace".to_owned()),
     }
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
-    unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS).doing(|| "make a user and a mount namespace".to_owned())?;
-    // The `/proc/self` files of a process that is not dumpable belong to root, so they could not be written.
-    set_dumpable_behavior(DumpableBehavior::Dumpable).doing(|| "open our own files in `/proc`".to_owned())?;
+    unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS).doing(|| "create a user and a mount namespace".to_owned())?;
+    // The `/proc/self` files of a process that is not dumpable belong to root, and then we could not write the maps.
+    set_dumpable_behavior(DumpableBehavior::Dumpable).doing(|| "become dumpable".to_owned())?;
+    // The kernel requires `deny` in `setgroups` before an unprivileged process may write `gid_map`.
     let maps = [
         ("setgroups", "deny".to_owned()),
         ("gid_map", format!("{gid} {gid} 1")),
@@ -117,14 +118,15 @@ fn enter_namespaces() -> Result<Option<OwnedFd>, BuildError> {
     for (name, text) in maps {
         fs::write(format!("/proc/self/{name}"), text).doing(|| format!("write `/proc/self/{name}`"))?;
     }
-    set_dumpable_behavior(DumpableBehavior::NotDumpable).doing(|| "close our own files in `/proc`".to_owned())?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).doing(|| "become undumpable".to_owned())?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     rustix::fs::open("/proc/self/ns/user", flags, Mode::empty())
         .doing(|| "open the user namespace".to_owned())
         .map(Some)
 }
 
-/// Clones the source of each bind mount, in the order of the steps. Must run before any path is changed or covered.
+/// Clones the source of each bind mount, in the order of the steps; `None` for the other steps. Must run before any
+/// path is changed or covered.
 fn copy_sources(script: &ViewScript) -> Result<Vec<Option<OwnedFd>>, BuildError> {
     let copy = |(path, step): &(PathBuf, ViewStep)| {
         let ViewStep::Bind { is_read_only, .. } = step else { return Ok(None) };
@@ -145,9 +147,9 @@ impl ViewStep {
     fn verb(&self) -> &'static str {
         match self {
             Self::Bind { .. } => "mount",
-            Self::MaskDir { .. } | Self::MaskFile => "cover",
-            Self::Terminals => "make terminals in",
-            Self::Link { .. } => "make the link",
+            Self::MaskDir { .. } | Self::MaskFile => "mask",
+            Self::Terminals => "mount devpts on",
+            Self::Link { .. } => "create the link",
         }
     }
 }
@@ -156,13 +158,14 @@ struct ViewBuilder {
     /// Our tmpfs instances, by mount point.
     trees: BTreeMap<PathBuf, OwnedFd>,
     null: OwnedFd,
-    /// The first empty mask. Further masks are clones of it.
+    /// The first empty mask for directories. Further masks are clones of it.
     mask: Option<OwnedFd>,
 }
 
 impl ViewBuilder {
+    /// Makes an empty tmpfs the root.
     fn begin_empty(&mut self) -> Result<(), BuildError> {
-        let what = || "make an empty tree".to_owned();
+        let what = || "create an empty tree".to_owned();
         let tree = system::tmpfs(c"0755").doing(what)?;
         let stage = system::open_path(CWD, Path::new(STAGE)).doing(what)?;
         system::attach(tree.as_fd(), stage.as_fd()).doing(what)?;
@@ -206,7 +209,7 @@ impl ViewBuilder {
         Ok(())
     }
 
-    /// Covers a file with a device node on a `nodev` mount, which cannot be opened even by root.
+    /// Covers a file with `/dev/null` on a `nodev` mount, where even root cannot open a device.
     fn mask_file(&self, path: &Path) -> io::Result<()> {
         let target = system::open_path(CWD, path)?;
         let cover = system::clone_tree(self.null.as_fd())?;

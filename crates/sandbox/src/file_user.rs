@@ -20,8 +20,8 @@ use crate::system::{CapabilityWords, address, capabilities, io_call, set_capabil
 /// CAP_SETGID and CAP_SETUID, which a thread needs to restore its ids. They give no access to files.
 const KEPT: u32 = 1 << 6 | 1 << 7;
 
-/// Queries the current id instead of setting one: -1 is not a valid id.
-const ASK: usize = u32::MAX as usize;
+/// As the id for `set_file_id`'s calls: changes nothing, because -1 is not a valid id. The call returns the current id.
+const QUERY: usize = u32::MAX as usize;
 
 thread_local! {
     /// The user that this thread acts as, and what is needed to restore its rights.
@@ -55,7 +55,7 @@ pub struct ActingUser {
 }
 
 impl FileUser {
-    /// A user by ids. Records the server's own ids, which must be the ids of every thread that will act as the user.
+    /// A user by ids. Records the ids of the calling thread. Every thread that calls `enter` must have the same ids.
     pub fn new(uid: u32, gid: u32, groups: Vec<u32>) -> io::Result<Self> {
         let own_groups = rustix::process::getgroups()?.into_iter().map(rustix::process::Gid::as_raw).collect();
         let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw(), own_groups);
@@ -67,11 +67,11 @@ impl FileUser {
         let is_outer = CURRENT.with_borrow(Option::is_none);
         if is_outer {
             let mut current = CurrentUser { user: self.clone(), has_groups: false, capabilities: None };
-            let taken = current.become_user();
-            // Set it even if `become_user` failed half-way, so that `end` undoes what was changed.
+            let entered = current.become_user();
+            // Set it even if `become_user` failed half-way, so that `restore` undoes what was changed.
             CURRENT.set(Some(current));
-            if let Err(error) = taken {
-                end();
+            if let Err(error) = entered {
+                restore();
                 return Err(error);
             }
         }
@@ -86,8 +86,8 @@ impl CurrentUser {
         set_groups(groups)?;
         self.has_groups = true;
         set_file_id(libc::SYS_setfsgid, *gid)?;
-        // When the fsuid changes from 0, the kernel drops the capabilities for files. Drop the others too: they give
-        // access to reserved disk space, quotas and some attributes.
+        // When the fsuid changes from 0, the kernel drops the capabilities for files. The others are dropped below:
+        // they give access to reserved disk space, quotas and some attributes.
         set_file_id(libc::SYS_setfsuid, *uid)?;
         if *uid != 0 {
             let [low, high] = capabilities;
@@ -113,12 +113,12 @@ impl CurrentUser {
 impl Drop for ActingUser {
     fn drop(&mut self) {
         if self.is_outer {
-            end();
+            restore();
         }
     }
 }
 
-/// Runs work with the server's own rights on a thread that may act as a user. For example, to read the server's own
+/// Runs work with the server's own rights, on a thread that may be acting as a user. Used to read the server's own
 /// files.
 pub fn as_server<T>(work: impl FnOnce() -> T) -> T {
     struct ResumeGuard(Option<Arc<FileUser>>);
@@ -135,14 +135,14 @@ pub fn as_server<T>(work: impl FnOnce() -> T) -> T {
     }
     let user = CURRENT.with_borrow(|current| current.as_ref().map(|current| current.user.clone()));
     if user.is_some() {
-        end();
+        restore();
     }
     let _resume = ResumeGuard(user);
     work()
 }
 
-/// Restores the server's rights. Aborts if that fails.
-fn end() {
+/// Restores the server's rights of this thread. Aborts if that fails.
+fn restore() {
     if CURRENT.take().is_some_and(|current| current.restore_rights().is_err()) {
         std::process::abort();
     }
@@ -156,7 +156,7 @@ fn set_groups(groups: &[u32]) -> io::Result<()> {
 fn set_file_id(number: libc::c_long, id: u32) -> io::Result<()> {
     let set = |id: usize| io_call(number, [id, 0, 0, 0, 0, 0]);
     set(id as usize)?;
-    let now = set(ASK)?;
+    let now = set(QUERY)?;
     if u32::try_from(now) == Ok(id) { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
 }
 
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_uses_files_as_the_user_and_is_the_server_s_again_afterwards() {
+    fn a_thread_accesses_files_as_the_user_and_gets_its_rights_back_afterwards() {
         assert!(rustix::process::geteuid().is_root(), "this test gives a thread another user: run it as root");
         let dir = tempfile::tempdir().expect("a directory");
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("open it");
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_that_cannot_be_taken_changes_nothing() {
+    fn a_failed_enter_changes_nothing() {
         assert!(rustix::process::geteuid().is_root(), "this test gives a thread another user: run it as root");
         // -1 is not a valid uid, so the kernel keeps the old one.
         let user = Arc::new(FileUser::new(u32::MAX, NOBODY, vec![7]).expect("our own groups"));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_gives_the_rights_back() {
+    fn a_panic_restores_the_rights() {
         assert!(rustix::process::geteuid().is_root(), "this test gives a thread another user: run it as root");
         let user = Arc::new(FileUser::new(NOBODY, NOBODY, Vec::new()).expect("our own groups"));
         let before = all();

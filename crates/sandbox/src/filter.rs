@@ -1,13 +1,13 @@
 //! The seccomp filter of every sandboxed process: refuses system calls that could bypass a view, and network access if
 //! that is restricted.
 //!
-//! Arguments are compared as the kernel uses them. The request of an `ioctl`, a pid and the family of a socket are
-//! 32-bit values, so the upper half of the register is ignored.
+//! Arguments are compared as the kernel uses them. For example, the request of an `ioctl`, a pid and the family of a
+//! socket are 32-bit values, so the filter ignores the upper half of the register.
 //!
-//! The program is generated here and not by seccompiler, which writes one comparison after the other. The kernel
-//! evaluates a filter for every system call number when it is installed, that is, at every start. Measured on Linux
-//! 6.18 with 61 numbers: 132 µs for a list, 48 µs for a binary search. libseccomp can write a binary search but is a C
-//! library, which the build does not need otherwise.
+//! The program is generated here and not by seccompiler, which compares the numbers one after another. When a filter is
+//! installed, that is, at every start, the kernel evaluates it for every system call number. Measured on Linux 6.18
+//! with 61 numbers: 132 µs for a list, 48 µs for a binary search. libseccomp can generate a binary search, but it is a
+//! C library, and the build needs no other.
 
 use std::{collections::BTreeMap, sync::OnceLock};
 
@@ -23,18 +23,18 @@ const ARCHITECTURE: u32 = 0xc000_00b7;
 const ALLOW: u32 = 0x7fff_0000;
 const KILL: u32 = 0x8000_0000;
 const REFUSE: u32 = 0x0005_0000 | libc::EPERM as u32;
-const NOT_THERE: u32 = 0x0005_0000 | libc::ENOSYS as u32;
+const NO_SUCH_CALL: u32 = 0x0005_0000 | libc::ENOSYS as u32;
 
 const LOAD: u16 = 0x20;
 const IF_EQUAL: u16 = 0x15;
 const IF_AT_LEAST: u16 = 0x35;
 const IF_ANY_BIT: u16 = 0x45;
 const KEEP_BITS: u16 = 0x54;
-const GO_ON: u16 = 0x05;
+const SKIP: u16 = 0x05;
 const RETURN: u16 = 0x06;
 
-/// The bits of a socket's type argument that are the type. The others are flags.
-const SOCKET_KINDS: u32 = 0xf;
+/// The bits of `socket`'s type argument that are the type. The others are flags.
+const SOCKET_TYPE_BITS: u32 = 0xf;
 
 /// Offsets in the kernel's `seccomp_data`, for little endian.
 const NUMBER: u32 = 0;
@@ -101,7 +101,7 @@ const UNSHARE_NAMESPACES: u32 = CLONE_NAMESPACES | 0x80;
 
 /// System calls that can change another process: its limits (a CPU limit of zero kills it), its scheduling, and the
 /// placement of its memory. Landlock covers none of them. Each entry is a call, the index of an argument, and the value
-/// of that argument that means the caller itself. A call with two entries must match both.
+/// of that argument that means the caller itself. For a call with two entries, both arguments must have that value.
 const ABOUT_OTHERS: &[(c_long, u32, u32)] = &[
     (libc::SYS_prlimit64, 0, 0),
     (libc::SYS_sched_setaffinity, 0, 0),
@@ -136,7 +136,8 @@ const OF_IPC: &[c_long] = &[
     libc::SYS_mq_unlink,
 ];
 
-/// Most refused calls per leaf of the tree. Grouping neighboring calls needs fewer instructions than one leaf each.
+/// The maximum number of refused calls per leaf of the tree. A leaf with several calls needs fewer instructions than
+/// one leaf for each.
 const LEAF: usize = 4;
 
 /// The BPF program for the kernel. Each variant is created once.
@@ -159,7 +160,7 @@ fn make(is_network_restricted: bool, ipc: Ipc) -> Vec<sock_filter> {
 /// The decision about a system call.
 enum SyscallRule {
     Refuse,
-    /// Instructions that refuse the call, or continue after the last one. A call that reaches the end is allowed.
+    /// Instructions that refuse the call or fall through. A call that reaches their end is allowed.
     Unless(Vec<sock_filter>),
 }
 
@@ -180,7 +181,7 @@ fn rules(is_network_restricted: bool, ipc: Ipc) -> BTreeMap<u32, SyscallRule> {
         unless(number, &[load(argument(0)), jump(IF_ANY_BIT, flags, 0, 1), return_code(REFUSE)]);
     }
     // `clone3` has its flags in memory, which a filter cannot read. With ENOSYS, libraries fall back to `clone`.
-    unless(libc::SYS_clone3, &[return_code(NOT_THERE)]);
+    unless(libc::SYS_clone3, &[return_code(NO_SUCH_CALL)]);
     // These requests inject input into a terminal, as if the user had typed it.
     for request in [libc::TIOCSTI, libc::TIOCLINUX] {
         unless(libc::SYS_ioctl, &[load(argument(1)), jump(IF_EQUAL, request as u32, 0, 1), return_code(REFUSE)]);
@@ -194,14 +195,14 @@ fn rules(is_network_restricted: bool, ipc: Ipc) -> BTreeMap<u32, SyscallRule> {
                 socket,
                 &[
                     load(argument(1)),
-                    instruction(KEEP_BITS, SOCKET_KINDS),
+                    instruction(KEEP_BITS, SOCKET_TYPE_BITS),
                     jump(IF_EQUAL, libc::SOCK_STREAM as u32, 2, 0),
                 ],
             );
             unless(socket, &[jump(IF_EQUAL, libc::SOCK_SEQPACKET as u32, 1, 0), return_code(REFUSE)]);
         }
         // A message needs an address or a connection. `connect` is refused, so it is enough to refuse an address in
-        // `sendto`.
+        // `sendto`. The address is a 64-bit pointer, so compare both halves with zero.
         for half in [argument(4), argument(4) + 4] {
             unless(libc::SYS_sendto, &[load(half), jump(IF_EQUAL, 0, 1, 0), return_code(REFUSE)]);
         }
@@ -215,7 +216,7 @@ fn rules(is_network_restricted: bool, ipc: Ipc) -> BTreeMap<u32, SyscallRule> {
 fn leaves(rules: BTreeMap<u32, SyscallRule>) -> Vec<(u32, Vec<sock_filter>)> {
     let mut out = Vec::new();
     let mut refused: Vec<u32> = Vec::new();
-    let gathered = |refused: &mut Vec<u32>| {
+    let refusing_leaf = |refused: &mut Vec<u32>| {
         let count = refused.len();
         let first = *refused.first()?;
         let to_the_end = |(at, number): (usize, u32)| jump(IF_EQUAL, number, (count - at) as u8, 0);
@@ -227,11 +228,11 @@ fn leaves(rules: BTreeMap<u32, SyscallRule>) -> Vec<(u32, Vec<sock_filter>)> {
             SyscallRule::Refuse => {
                 refused.push(number);
                 if refused.len() == LEAF {
-                    out.extend(gathered(&mut refused));
+                    out.extend(refusing_leaf(&mut refused));
                 }
             }
             SyscallRule::Unless(steps) => {
-                out.extend(gathered(&mut refused));
+                out.extend(refusing_leaf(&mut refused));
                 let mut leaf = vec![jump(IF_EQUAL, number, 0, steps.len() as u8)];
                 leaf.extend(steps);
                 leaf.push(return_code(ALLOW));
@@ -239,7 +240,7 @@ fn leaves(rules: BTreeMap<u32, SyscallRule>) -> Vec<(u32, Vec<sock_filter>)> {
             }
         }
     }
-    out.extend(gathered(&mut refused));
+    out.extend(refusing_leaf(&mut refused));
     out
 }
 
@@ -254,7 +255,7 @@ fn tree(leaves: &[(u32, Vec<sock_filter>)]) -> Vec<sock_filter> {
             let (below, above) = (tree(low), tree(high));
             let from = high.first().map_or(0, |(from, _)| *from);
             let skipped = u32::try_from(below.len()).unwrap_or(u32::MAX);
-            let mut out = vec![jump(IF_AT_LEAST, from, 0, 1), instruction(GO_ON, skipped)];
+            let mut out = vec![jump(IF_AT_LEAST, from, 0, 1), instruction(SKIP, skipped)];
             out.extend(below);
             out.extend(above);
             out
@@ -307,7 +308,7 @@ mod tests {
                 IF_ANY_BIT => at += usize::from(if value & step.k != 0 { step.jt } else { step.jf }),
                 KEEP_BITS => value &= step.k,
                 IF_AT_LEAST => at += usize::from(if value >= step.k { step.jt } else { step.jf }),
-                GO_ON => at += step.k as usize,
+                SKIP => at += step.k as usize,
                 RETURN => return step.k,
                 other => panic!("unknown step {other}"),
             }
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reaches_around_a_view_is_refused_and_the_rest_is_not() {
+    fn calls_that_could_bypass_a_view_are_refused_and_ordinary_calls_are_allowed() {
         for (restricted, ipc) in KINDS {
             let program = program(restricted, ipc);
             for number in REFUSED {
@@ -329,7 +330,7 @@ mod tests {
 
     /// The arguments are harmless, so only the number decides.
     #[test]
-    fn every_number_is_answered_as_by_a_row_of_all() {
+    fn the_binary_search_decides_as_a_linear_list_of_the_rules() {
         for (restricted, ipc) in KINDS {
             let (program, rules) = (program(restricted, ipc), rules(restricted, ipc));
             let own = [0, 1, 0, 0, 0, 0];
@@ -349,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_namespace_the_calls_of_ipc_are_refused() {
+    fn ipc_calls_are_refused_without_an_ipc_namespace() {
         for (restricted, ipc) in KINDS {
             let expected = if ipc == Ipc::Refused { REFUSE } else { ALLOW };
             for number in OF_IPC {
@@ -359,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_changes_itself_and_no_other() {
+    fn a_process_can_change_only_itself() {
         let program = program(false, Ipc::Own);
         for (number, index, own) in ABOUT_OTHERS {
             // Set all arguments of this call to the caller itself.
@@ -376,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_and_threads_are_made_and_no_namespaces() {
+    fn clone_creates_processes_and_threads_but_no_namespaces() {
         let program = program(false, Ipc::Own);
         let thread = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_THREAD | libc::CLONE_SETTLS;
         for flags in [libc::SIGCHLD, libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD, thread, libc::CLONE_PIDFD] {
@@ -393,11 +394,11 @@ mod tests {
             let flags = 1_u64 << bit | libc::SIGCHLD as u64;
             assert_eq!(answer(program, libc::SYS_clone, [flags, 0, 0, 0, 0, 0]), REFUSE, "{flags:x}");
         }
-        assert_eq!(answer(program, libc::SYS_clone3, [0; 6]), NOT_THERE);
+        assert_eq!(answer(program, libc::SYS_clone3, [0; 6]), NO_SUCH_CALL);
     }
 
     #[test]
-    fn terminal_input_cannot_be_pushed_whatever_the_upper_half_says() {
+    fn terminal_input_cannot_be_injected_with_any_upper_half_of_the_request() {
         let program = program(true, Ipc::Own);
         for request in [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSTI | 0x1_0000_0000, libc::TIOCLINUX | 0xff_0000_0000]
         {
@@ -407,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restricted_network_leaves_sockets_of_this_host_and_no_way_to_connect_them() {
+    fn a_restricted_network_allows_only_connection_oriented_unix_sockets() {
         let (open, restricted) = (program(false, Ipc::Own), program(true, Ipc::Own));
         let inet = libc::AF_INET as u64;
         let cases = [

@@ -17,13 +17,13 @@ use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 
 use crate::paths;
 
-/// Most names that all searches of a policy may look at: about a second of work.
+/// The maximum number of names that all searches of a policy may look at: about a second of work.
 pub(crate) const NAMES_MAX: usize = 100_000;
 
-/// Longest pattern. Compiling a longer one takes noticeable time.
+/// The maximum length of a pattern. Compiling a longer one takes noticeable time.
 const BYTES_MAX: usize = 8 << 10;
 
-/// Deepest nesting of braces in a pattern.
+/// The maximum nesting of braces in a pattern.
 const NESTING_MAX: usize = 32;
 
 /// Why a search failed.
@@ -43,15 +43,15 @@ pub(crate) fn find(pattern: &str, depth: Option<usize>, budget: &mut usize) -> R
     // Normalize the pattern as paths are: without empty components and dots.
     let parts: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
     let matcher = matcher(&format!("/{}", parts.join("/")))?;
-    let is_fixed = |part: &&&str| !part.contains(['*', '?', '[', ']', '{', '}', '\\']);
-    let fixed = parts.iter().take_while(is_fixed).count();
-    let base: PathBuf = Path::new("/").join(parts[..fixed].join("/"));
-    if fixed == parts.len() {
+    let is_literal = |part: &&&str| !part.contains(['*', '?', '[', ']', '{', '}', '\\']);
+    let literals = parts.iter().take_while(is_literal).count();
+    let base: PathBuf = Path::new("/").join(parts[..literals].join("/"));
+    if literals == parts.len() {
         return Ok(vec![base]);
     }
     // Braces may contain slashes, and `**` crosses directories. Then the number of components does not bound the depth.
-    let is_open = pattern.contains(['{', '}']) || pattern.contains("**");
-    let most = if is_open { usize::MAX } else { parts.len() - fixed };
+    let is_unbounded = pattern.contains(['{', '}']) || pattern.contains("**");
+    let most = if is_unbounded { usize::MAX } else { parts.len() - literals };
     search(&base, &matcher, depth.unwrap_or(usize::MAX).min(most), budget)
 }
 
@@ -67,7 +67,7 @@ fn matcher(pattern: &str) -> Result<GlobSet, GlobError> {
     let built = GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).empty_alternates(true).build();
     let set = built.and_then(|glob| GlobSetBuilder::new().add(glob).build());
     set.map_err(|error| {
-        // The text of some errors has several lines, with a drawing of the pattern. The last line has the reason.
+        // Some error texts have several lines that show the pattern. The last line has the reason.
         let reason = error.kind().to_string();
         GlobError::Malformed(reason.lines().next_back().unwrap_or_default().to_owned())
     })
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn signs_stand_for_what_they_should() {
+    fn each_wildcard_matches_the_documented_names() {
         for (part, yes, no) in [
             ("*.env", &["a.env", ".env"][..], &["a.envs", "env", "a/b.env"][..]),
             ("a?c", &["abc"], &["ac", "abbc", "a/c"]),
@@ -148,14 +148,14 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_denies_nothing_in_silence() {
+    fn a_malformed_pattern_is_an_error() {
         for pattern in ["/x/[", "/x/{a", "/x/a}"] {
             assert!(matches!(find(pattern, None, &mut 10), Err(GlobError::Malformed(_))), "{pattern}");
         }
     }
 
     #[test]
-    fn a_search_finds_names_at_every_depth_up_to_its_own() {
+    fn a_search_finds_matches_up_to_its_depth_and_within_its_budget() {
         let dir = tempfile::tempdir().expect("temporary directory");
         let base = dir.path();
         fs::create_dir_all(base.join("a/b/c")).expect("directories");

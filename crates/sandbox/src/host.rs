@@ -11,7 +11,7 @@ pub struct Host {
     pub landlock: Option<u32>,
     /// Whether system calls can be filtered with seccomp.
     pub seccomp: bool,
-    /// Whether mount namespaces can be created, as far as the settings tell.
+    /// Whether mount namespaces can be created, judged by the kernel's settings. Nothing is tried.
     pub namespaces: bool,
 }
 
@@ -19,19 +19,19 @@ impl Host {
     pub fn detect() -> Self {
         let setting = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
         let is_root = rustix::process::geteuid().is_root();
-        let is_off = setting("/proc/sys/user/max_user_namespaces").as_deref() == Some("0")
+        let userns_is_off = setting("/proc/sys/user/max_user_namespaces").as_deref() == Some("0")
             || setting("/proc/sys/kernel/unprivileged_userns_clone").as_deref() == Some("0")
             || setting("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").as_deref() == Some("1");
         Self {
             landlock: landlock::abi(),
             seccomp: setting("/proc/sys/kernel/seccomp/actions_avail").is_some(),
-            namespaces: is_root || !is_off,
+            namespaces: is_root || !userns_is_off,
         }
     }
 
     /// Whether the Landlock ABI is new enough.
     pub fn has_landlock(self) -> bool {
-        self.landlock.is_some_and(|release| release >= landlock::NEEDED)
+        self.landlock.is_some_and(|abi| abi >= landlock::NEEDED)
     }
 
     /// Whether every policy can be enforced for processes.

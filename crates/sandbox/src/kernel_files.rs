@@ -1,9 +1,9 @@
 //! Makes the kernel's own file systems read-only in the view of a process, and covers the host's message queues.
 //!
 //! If the server runs as root, its children could write `/proc/sys/kernel/core_pattern`: the kernel runs the program
-//! named there outside of every sandbox. Landlock cannot deny it inside a granted directory, and dropping capabilities
-//! does not stop root there. So the mounts are made read-only. They are found in `mountinfo` and not by path, because a
-//! host may have a second `/proc`, for example in a chroot.
+//! named there outside of every sandbox. Landlock cannot deny a file inside a granted directory, and root can write it
+//! even without capabilities. So these mounts are made read-only. They are found in `mountinfo` and not only by path,
+//! because a host may have a second `/proc`, for example in a chroot.
 //!
 //! A mount of POSIX message queues shows the queues of the IPC namespace in which it was mounted. So a new IPC
 //! namespace does not hide them.
@@ -45,12 +45,13 @@ const KERNEL_FILE_SYSTEMS: [&str; 16] = [
     "resctrl",
 ];
 
-/// Where such file systems are mounted. Every mount below is made read-only too, regardless of its type.
-const KERNEL_PLACES: [&str; 2] = ["/proc", "/sys"];
+/// Where such file systems are usually mounted. Every mount at or below these paths is made read-only, of any type.
+const KERNEL_DIRS: [&str; 2] = ["/proc", "/sys"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MountTreatment {
     ReadOnly,
+    /// Mount an empty directory over it.
     Cover,
 }
 
@@ -62,8 +63,8 @@ struct KernelMount {
     treatment: MountTreatment,
 }
 
-/// Protects every such mount that can be reached from the root directory of this process, which is the root of the
-/// view.
+/// Protects all mounts that `find` returns and that can be reached from the root directory of this process, which is
+/// the root of the view. `proc` is the host's `/proc`.
 pub(crate) fn protect(proc: BorrowedFd<'_>) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let mut file = File::from(rustix::fs::openat(proc, "self/mountinfo", flags, Mode::empty())?);
@@ -79,6 +80,7 @@ pub(crate) fn protect(proc: BorrowedFd<'_>) -> io::Result<()> {
                 _ => return Err(error),
             },
         };
+        // Another mount id: this mount is covered by another one on the same path.
         if statx(&place, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?.stx_mnt_id != mount.id {
             continue;
         }
@@ -97,8 +99,7 @@ pub(crate) fn protect(proc: BorrowedFd<'_>) -> io::Result<()> {
 /// The mounts to protect.
 fn find(table: &[u8]) -> impl Iterator<Item = KernelMount> {
     mountinfo::parse(table).filter_map(|MountInfo { id, at: path, kind, .. }| {
-        let is_kernel =
-            || KERNEL_FILE_SYSTEMS.contains(&&*kind) || KERNEL_PLACES.iter().any(|place| path.starts_with(place));
+        let is_kernel = || KERNEL_FILE_SYSTEMS.contains(&&*kind) || KERNEL_DIRS.iter().any(|dir| path.starts_with(dir));
         let treatment = match &*kind {
             "mqueue" => MountTreatment::Cover,
             _ if is_kernel() => MountTreatment::ReadOnly,
@@ -113,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernel_mounts_are_found_by_type_and_by_place() {
+    fn kernel_mounts_are_found_by_type_and_by_path() {
         let text = b"21 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n\
             22 21 0:20 / /proc rw,nosuid shared:2 master:3 - proc proc rw\n\
             23 22 0:21 / /proc/cpuinfo rw - fuse.lxcfs lxcfs rw\n\

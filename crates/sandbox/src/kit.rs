@@ -20,10 +20,10 @@ use crate::{
     system::{address, call, capabilities, set_capabilities},
 };
 
-/// Capabilities for files, users, signals and low ports. All others could bypass a view.
+/// CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP and NET_BIND_SERVICE. Others could bypass a view.
 const KEPT_CAPABILITIES: u64 = 1 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10;
 
-/// The restrictions of a kit.
+/// What a kit restricts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AppliedKit {
     pub files: bool,
@@ -42,12 +42,12 @@ pub struct Kit {
 #[derive(Debug, thiserror::Error)]
 pub enum KitError {
     #[error(
-        "this kernel does not offer Landlock, which keeps a process out of the others; boot it with `landlock` in `lsm=`"
+        "this kernel has no Landlock, which keeps a process from accessing others; boot it with `landlock` in `lsm=`"
     )]
     NoLandlock,
     /// The Landlock ABI is too old: it does not keep a process from signalling others.
     #[error(
-        "this kernel's Landlock is of release {release}, which does not keep a process from signalling others; release {} does, which comes with Linux 6.12",
+        "this kernel has Landlock ABI {release}, which does not keep a process from signalling others; ABI {} (Linux 6.12) is needed",
         landlock::NEEDED
     )]
     OldLandlock { release: u32 },
@@ -59,7 +59,7 @@ pub enum KitError {
 impl Kit {
     /// Checks that this host has what a kit needs.
     pub fn check_host() -> Result<(), KitError> {
-        suffices(landlock::abi())
+        check_landlock(landlock::abi())
     }
 
     /// Makes the kit for these rules. `view` must have been built for the same rules.
@@ -70,11 +70,11 @@ impl Kit {
         view: BuiltView,
     ) -> Result<Self, KitError> {
         Self::check_host()?;
-        let is_about_files = purpose != ViewPurpose::WholeSystem;
+        let restricts_files = purpose != ViewPurpose::WholeSystem;
         let refused = |path: &Path, source| KitError::Rule { path: path.to_owned(), source };
-        let set = landlock::ruleset(is_about_files).map_err(|source| refused(Path::new("/"), source))?;
+        let set = landlock::ruleset(restricts_files).map_err(|source| refused(Path::new("/"), source))?;
         let granted = script::fitted(rules, purpose);
-        let granted = granted.rules.iter().filter(|(_, rule)| is_about_files && rule.access != Access::Deny);
+        let granted = granted.rules.iter().filter(|(_, rule)| restricts_files && rule.access != Access::Deny);
         for (path, rule) in granted {
             // Open the path in the view, not on the host: the view has its own devpts.
             let place = match open_in(view.root.as_fd(), path) {
@@ -86,7 +86,7 @@ impl Kit {
             landlock::allow(set.as_fd(), place.as_fd(), rule.access, rule.is_dir)
                 .map_err(|source| refused(path, source))?;
         }
-        let applied = AppliedKit { files: is_about_files, network: is_network_restricted };
+        let applied = AppliedKit { files: restricts_files, network: is_network_restricted };
         Ok(Self { user: view.user, mounts: view.mounts, rules: set, applied })
     }
 
@@ -102,14 +102,14 @@ impl Kit {
         (flags, fds.map(|fd| fd.as_fd()).collect())
     }
 
-    /// Puts a kit together again. `None` if the flags and the fds do not match.
+    /// Makes a kit from the result of `Self::parts`. `None` if the flags and the fds do not match.
     pub fn from_parts(flags: u8, fds: Vec<OwnedFd>) -> Option<Self> {
         let [has_user, files, network] = [0, 1, 2].map(|at| flags >> at & 1 == 1);
         let mut fds = fds.into_iter();
         let user = if has_user { Some(fds.next()?) } else { None };
         let (mounts, rules) = (fds.next()?, fds.next()?);
-        let is_whole = fds.next().is_none() && flags < 8;
-        is_whole.then_some(Self { user, mounts, rules, applied: AppliedKit { files, network } })
+        let is_valid = fds.next().is_none() && flags < 8;
+        is_valid.then_some(Self { user, mounts, rules, applied: AppliedKit { files, network } })
     }
 
     /// The fds: user namespace, mount namespace, Landlock ruleset.
@@ -124,7 +124,7 @@ impl Kit {
     }
 }
 
-fn suffices(landlock: Option<u32>) -> Result<(), KitError> {
+fn check_landlock(landlock: Option<u32>) -> Result<(), KitError> {
     match landlock {
         None => Err(KitError::NoLandlock),
         Some(release) if release < landlock::NEEDED => Err(KitError::OldLandlock { release }),
@@ -171,6 +171,7 @@ impl ChildKit {
         }
         let ipc = match call(libc::SYS_unshare, [libc::CLONE_NEWIPC as usize, 0, 0, 0, 0, 0]) {
             Ok(_) => Ipc::Own,
+            // Out of memory says nothing about what the host supports: let the start fail.
             Err(libc::ENOMEM) => return Err(libc::ENOMEM),
             Err(_) => Ipc::Refused,
         };
@@ -191,8 +192,7 @@ impl ChildKit {
     }
 }
 
-/// Drops all capabilities but those in `KEPT_CAPABILITIES`, permanently: `no_new_privs` is set next, so no exec can
-/// gain capabilities, even for root.
+/// Drops all capabilities but those in `KEPT_CAPABILITIES`.
 fn drop_capabilities() -> Result<(), c_int> {
     let mut words = capabilities()?;
     for (half, kept) in words.iter_mut().zip([KEPT_CAPABILITIES as u32, (KEPT_CAPABILITIES >> 32) as u32]) {
@@ -208,14 +208,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_landlock_that_holds_less_than_is_promised_is_refused() {
-        assert!(matches!(suffices(None), Err(KitError::NoLandlock)));
+    fn a_landlock_abi_that_is_too_old_is_refused() {
+        assert!(matches!(check_landlock(None), Err(KitError::NoLandlock)));
         for release in 1..landlock::NEEDED {
-            let error = suffices(Some(release)).expect_err("it does not keep signals in");
-            assert!(error.to_string().contains(&format!("of release {release},")), "{error}");
+            let error = check_landlock(Some(release)).expect_err("it does not restrict signals");
+            assert!(error.to_string().contains(&format!("Landlock ABI {release},")), "{error}");
         }
         for release in [landlock::NEEDED, landlock::NEEDED + 1] {
-            assert!(suffices(Some(release)).is_ok());
+            assert!(check_landlock(Some(release)).is_ok());
         }
     }
 }

@@ -25,14 +25,14 @@ const TRUNCATE: u64 = 1 << 14;
 const IOCTL_DEV: u64 = 1 << 15;
 /// All access rights of ABI 1.
 const FIRST: u64 = (1 << 13) - 1;
-/// All access rights that a ruleset about files denies.
+/// All access rights that a ruleset with `restricts_files` denies by default.
 const HANDLED: u64 = FIRST | REFER | TRUNCATE | IOCTL_DEV;
 /// The access rights that apply to a file that is not a directory.
 const OF_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
 /// Restricts abstract Unix sockets and signals to processes with the same ruleset, since ABI 6.
 const SCOPES: u64 = 3;
 
-/// The ABI that has all of these (Linux 6.12). With an older one, a process could kill its server.
+/// The ABI that has all of these (Linux 6.12). With an older one, a process could send signals to its server.
 pub(crate) const NEEDED: u32 = 6;
 
 /// The Landlock ABI of the kernel. `None` if Landlock is missing or disabled.
@@ -49,20 +49,24 @@ struct PathBeneathAttr {
     parent: i32,
 }
 
-/// A ruleset that is not applied yet. It denies all access to files if `is_about_files`. The kernel must have at least ABI `NEEDED`.
-pub(crate) fn ruleset(is_about_files: bool) -> io::Result<OwnedFd> {
+/// Creates a ruleset, which is not applied yet. It always restricts signals and abstract sockets. With
+/// `restricts_files` it also denies all access to files that `allow` does not grant. The kernel must have at least ABI
+/// `NEEDED`.
+pub(crate) fn ruleset(restricts_files: bool) -> io::Result<OwnedFd> {
     // Handled accesses to files and to the network, and scopes.
-    let request: [u64; 3] = [if is_about_files { HANDLED } else { 0 }, 0, SCOPES];
+    let request: [u64; 3] = [if restricts_files { HANDLED } else { 0 }, 0, SCOPES];
     fd_call(libc::SYS_landlock_create_ruleset, [address(request.as_ptr()), size_of_val(&request), 0, 0, 0, 0])
 }
 
-/// Allows access to the object behind an fd and everything below it, in a ruleset about files.
+/// Allows access to the object behind an fd and everything below it, in a ruleset that restricts files.
 pub(crate) fn allow(ruleset: BorrowedFd<'_>, place: BorrowedFd<'_>, access: Access, is_dir: bool) -> io::Result<()> {
     let wanted = match access {
         Access::Read => READ,
+        // Device nodes would give access to devices outside of the policy.
         Access::Write => HANDLED & !(MAKE_CHAR | MAKE_BLOCK),
         Access::Deny => return Ok(()),
     };
+    // The kernel refuses rights for directories in a rule for a file.
     let allowed = if is_dir { wanted } else { wanted & OF_FILES };
     let rule = PathBeneathAttr { allowed, parent: place.as_raw_fd() };
     // LANDLOCK_RULE_PATH_BENEATH.

@@ -12,13 +12,14 @@
 //!
 //! - [`Policy`] is the request. [`Policy::resolve`] evaluates it on this host, at this moment, into [`AccessRules`]:
 //!   paths without symbolic links, of which the longest match decides.
-//! - A view is a mount namespace that contains only what the rules grant, read-only where they say so. A
-//!   single-threaded process that does nothing else builds it ([`build`]) from a [`ViewScript`]. The fds of the view
-//!   keep it alive. A process that has them can resolve paths in the view without entering it.
-//! - Landlock cannot deny anything inside a granted directory, and does not cover modes, owners and times of files. So
-//!   there is always a view. A view alone does not keep a process from accessing another process that sees more. So a
-//!   process always gets Landlock too ([`Kit`]).
-//! - A process sees the kernel's own file systems read-only, and has its own IPC namespace.
+//! - A view is a mount namespace that contains only what the rules grant, read-only where they say so. [`build`] makes it
+//!   from a [`ViewScript`], in a single-threaded process that does nothing else. The fds of the view keep it alive. A
+//!   process that has them can resolve paths in the view without entering it.
+//! - Landlock alone is not enough: it cannot deny anything inside a granted directory, and does not cover modes, owners
+//!   and times of files. A view alone is not enough either: it does not keep a process from accessing another
+//!   process, which may see more files. So a sandboxed process always has both ([`Kit`]).
+//! - A sandboxed process sees the kernel's own file systems read-only, and has its own IPC namespace where the host can
+//!   create one. Otherwise the IPC system calls are refused ([`Ipc`]).
 //! - [`FileUser`] is not part of a sandbox: it lets a thread of the server access files as the user that processes run
 //!   as.
 //! - If something cannot be enforced, the result is an error that says what is missing. No restriction is ever dropped

@@ -7,13 +7,16 @@ use std::{ffi::OsString, os::unix::ffi::OsStringExt as _, path::PathBuf};
 pub(crate) struct MountInfo {
     pub(crate) id: u64,
     pub(crate) device: String,
+    /// The directory of the device's file system that is mounted.
     pub(crate) root: PathBuf,
+    /// The mount point.
     pub(crate) at: PathBuf,
     /// The type of the file system.
     pub(crate) kind: String,
 }
 
 /// The mounts in the kernel's order. A line is `id parent device root path options [tags…] - type source options`.
+/// Skips malformed lines.
 pub(crate) fn parse(table: &[u8]) -> impl Iterator<Item = MountInfo> {
     table.split(|byte| *byte == b'\n').filter_map(|line| {
         let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
@@ -29,7 +32,7 @@ pub(crate) fn parse(table: &[u8]) -> impl Iterator<Item = MountInfo> {
     })
 }
 
-/// Space, tab, newline and backslash are three octal digits after a backslash.
+/// Decodes the kernel's escapes: space, tab, newline and backslash are a backslash and three octal digits.
 fn unescape(text: &[u8]) -> PathBuf {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;

@@ -7,7 +7,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-/// Most symbolic links in one path before it counts as a loop. The kernel has the same limit.
+/// The maximum number of symbolic links in one path; more count as a loop. The kernel has the same limit.
 const LINKS_MAX: usize = 40;
 
 /// An existing path, and the links on the way to it.
@@ -38,7 +38,8 @@ pub(crate) fn normalized(path: &Path) -> PathBuf {
 /// A path with a component that does not exist or cannot be read.
 #[derive(Debug)]
 pub(crate) struct MissingPath {
-    /// The path up to the first missing component, without links. A placeholder counts as missing.
+    /// The path without links, up to and including the first missing component. A placeholder counts as missing when
+    /// the path leads below it.
     pub(crate) first: PathBuf,
     /// The links that were followed before.
     pub(crate) links: Vec<(PathBuf, PathBuf)>,
@@ -50,8 +51,8 @@ pub(crate) fn trace(path: &Path) -> Result<TracedPath, MissingPath> {
     let missing = |first: PathBuf, links, error| MissingPath { first, links, error };
     let (real, rest, links) = walk(path).map_err(|error| missing(path.to_owned(), Vec::new(), error))?;
     if let Some((names, error)) = rest {
-        let is_nothing = error.kind() == io::ErrorKind::NotFound && is_placeholder(&real);
-        let first = if is_nothing { real } else { names.first().map_or(real.clone(), |name| real.join(name)) };
+        let is_in_placeholder = error.kind() == io::ErrorKind::NotFound && is_placeholder(&real);
+        let first = if is_in_placeholder { real } else { names.first().map_or(real.clone(), |name| real.join(name)) };
         return Err(missing(first, links, error));
     }
     match fs::symlink_metadata(&real) {
@@ -60,14 +61,14 @@ pub(crate) fn trace(path: &Path) -> Result<TracedPath, MissingPath> {
     }
 }
 
-/// Whether a path is a placeholder: an empty directory with mtime 0, which only keeps its name from being created.
+/// Whether a path is a placeholder: an empty directory with mtime 0, which only keeps its name from being used.
 pub(crate) fn is_placeholder(path: &Path) -> bool {
     let is_marked = fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir() && meta.mtime() == 0);
     is_marked && fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
 }
 
-/// Whether we own a directory. A process of the same user can change its mode, so a lack of permission does not keep
-/// the process out.
+/// Whether we own a directory. Then a process that runs as our user can change its mode, so missing permission does not
+/// keep the process out.
 pub fn is_ours(dir: &Path) -> bool {
     fs::symlink_metadata(dir).is_ok_and(|meta| meta.uid() == rustix::process::geteuid().as_raw())
 }
@@ -79,7 +80,7 @@ pub(crate) fn resolve_existing(path: &Path) -> PathBuf {
             real.extend(rest.map(|(names, _)| names).unwrap_or_default());
             real
         }
-        // A loop of links leads nowhere, so return the path itself.
+        // A loop of links or an unreadable link leads nowhere, so return the path itself.
         Err(_) => normalized(path),
     }
 }
@@ -94,6 +95,7 @@ type WalkedPath = (PathBuf, Option<(Vec<OsString>, io::Error)>, Vec<(PathBuf, Pa
 /// Returns the existing part without links, the remaining components with the error (if any), and the links that were
 /// followed.
 fn walk(path: &Path) -> io::Result<WalkedPath> {
+    // The components in reverse order, so that `pop` returns the next one.
     let names = |path: &Path| -> Vec<OsString> {
         let parts = path.components().rev();
         let names = parts.filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_placeholder_counts_as_missing_for_what_is_below_it() {
+    fn a_placeholder_counts_as_missing_for_paths_below_it() {
         let dir = tempfile::tempdir().expect("temporary directory");
         let base = dir.path().canonicalize().expect("real path");
         let place = base.join("place");

@@ -29,10 +29,10 @@ const MINIMAL: [&str; 11] = [
     "/run/current-system/sw",
 ];
 
-/// Most rules of one policy. Each may become a mount, and every new namespace copies the mount table.
+/// The maximum number of rules of one policy. Each may become a mount, and every new mount namespace copies all mounts.
 const RULES_MAX: usize = 2000;
 
-/// Most bytes of a `.git` file that are read. It contains one path.
+/// The maximum number of bytes that are read from a `.git` file. It contains one path.
 const GIT_FILE_MAX: u64 = 8192;
 
 /// The subject of an entry.
@@ -50,7 +50,7 @@ pub enum PolicyPath {
     /// The server's directory for temporary files.
     Tmpdir,
     SlashTmp,
-    /// A path that this release does not know, by its name.
+    /// A named place that this release does not know, by its name.
     Unknown(String),
 }
 
@@ -58,16 +58,16 @@ pub enum PolicyPath {
 pub struct PolicyEntry {
     pub path: PolicyPath,
     pub access: Access,
-    /// Ignore the entry if its path does not exist.
+    /// Ignore the entry if its path does not exist. Otherwise a process is kept from creating a missing path that the
+    /// entry denies or makes read-only.
     pub skips_missing: bool,
 }
 
-/// The access to files: grants and denials.
+/// The access to files: grants and denials. Everything that no entry covers is denied.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Policy {
-    /// Everything that no entry covers is denied.
     pub entries: Vec<PolicyEntry>,
-    /// How deep patterns are searched.
+    /// How deep patterns are searched. `None`: without limit.
     pub scan_depth: Option<usize>,
 }
 
@@ -106,8 +106,8 @@ impl Policy {
     /// Evaluates the policy on this host, as it is now.
     pub fn resolve(&self, scope: &PolicyScope) -> Result<AccessRules, PolicyError> {
         let mut resolver = PolicyResolver::default();
-        // Paths of entries that grant writing or skip missing paths, even if they do not exist. A `.git` that such an
-        // entry names does not get the default protection.
+        // Paths of entries that grant writing or that skip missing paths, whether the paths exist or not. If one of
+        // them is a `.git`, it does not get the default protection.
         let mut named = Vec::new();
         let mut budget = glob::NAMES_MAX;
         for entry in &self.entries {
@@ -122,7 +122,7 @@ impl Policy {
         let mut rules = resolver.finish()?;
         protect_git(&mut rules, &named)?;
         hide(&mut rules, &scope.hidden);
-        rules.guard();
+        rules.collect_guarded();
         Ok(rules)
     }
 
@@ -140,13 +140,13 @@ impl Policy {
                 };
                 let below = below.as_deref().unwrap_or(Path::new(""));
                 if below.is_absolute() || below.components().any(|part| part == Component::ParentDir) {
-                    let what = format!("the subpath `{}` leads out of the project roots", below.display());
+                    let what = format!("the subpath `{}` must be relative and without `..`", below.display());
                     return Err(PolicyError::NotEnforceable { what });
                 }
                 roots.iter().map(|root| root.join(below)).collect()
             }
             PolicyPath::Unknown(name) if entry.access == Access::Deny => {
-                let what = format!("this release does not know the place `{name}`, so it cannot deny it");
+                let what = format!("this release does not know the path `{name}`, so it cannot deny it");
                 return Err(PolicyError::NotEnforceable { what });
             }
             PolicyPath::Unknown(_) => Vec::new(),
@@ -159,25 +159,26 @@ impl Policy {
         } else {
             let cwd = scope.cwd.as_ref().ok_or_else(|| PolicyError::NeedsCwd { what: pattern.to_owned() })?;
             let Some(cwd) = cwd.to_str() else {
-                let what = format!("a pattern below `{}`, which is not UTF-8", cwd.display());
+                let what =
+                    format!("a relative pattern needs a working directory in UTF-8, and `{}` is not", cwd.display());
                 return Err(PolicyError::NotEnforceable { what });
             };
             // Escape the characters in the directory's own path that have a meaning in patterns.
-            let escaped = |sign| if "*?[{}\\".contains(sign) { vec!['\\', sign] } else { vec![sign] };
+            let escaped = |c| if "*?[{}\\".contains(c) { vec!['\\', c] } else { vec![c] };
             let cwd: String = cwd.chars().flat_map(escaped).collect();
             format!("{cwd}/{pattern}")
         };
         if absolute.split('/').any(|part| part == "..") {
-            let what = format!("the pattern `{pattern}` has a part `..`");
+            let what = format!("the pattern `{pattern}` contains `..`");
             return Err(PolicyError::NotEnforceable { what });
         }
         glob::find(&absolute, self.scan_depth, budget).map_err(|error| PolicyError::NotEnforceable {
             what: match error {
                 glob::GlobError::TooMuch => format!(
-                    "the pattern `{pattern}` covers too many files; name a smaller directory or a `glob_scan_max_depth`"
+                    "the pattern `{pattern}` covers too many files; use a smaller directory, or set `glob_scan_max_depth`"
                 ),
                 glob::GlobError::Closed(dir) => format!(
-                    "the pattern `{pattern}` covers `{}`, which cannot be listed and could be opened",
+                    "the pattern `{pattern}` covers `{}`, which cannot be listed now, but the process could change its mode",
                     dir.display()
                 ),
                 glob::GlobError::Malformed(reason) => format!("invalid pattern `{pattern}`: {reason}"),
@@ -186,7 +187,7 @@ impl Policy {
     }
 }
 
-/// The state of an evaluation. Some entries can be judged only when all are known.
+/// The state of an evaluation. Missing paths and links can be judged only when the rules of all entries are known.
 #[derive(Default)]
 struct PolicyResolver {
     rules: AccessRules,
@@ -200,7 +201,7 @@ impl PolicyResolver {
     /// Adds the path of an entry, as it is now.
     fn add_path(&mut self, path: &Path, entry: &PolicyEntry) -> Result<(), PolicyError> {
         self.rules.stamp(path);
-        let is_spelled_out = matches!(entry.path, PolicyPath::Path(_) | PolicyPath::ProjectRoots(Some(_)));
+        let is_explicit = matches!(entry.path, PolicyPath::Path(_) | PolicyPath::ProjectRoots(Some(_)));
         let links = match paths::trace(path) {
             Ok(traced) => {
                 if entry.access != Access::Deny {
@@ -210,28 +211,29 @@ impl PolicyResolver {
                 self.rules.add(traced.real, AccessRule { access: entry.access, is_dir: traced.is_dir });
                 links
             }
-            // A path that does not exist cannot be granted, and only a path that is spelled out is kept from being created,
-            // not a pattern or a named place.
-            Err(_) if entry.access == Access::Write || entry.skips_missing || !is_spelled_out => Vec::new(),
+            // Nothing exists to grant. Only an explicit path is kept from being created, not a pattern or a named
+            // place.
+            Err(_) if entry.access == Access::Write || entry.skips_missing || !is_explicit => Vec::new(),
             Err(missing) => self.note_missing(path, missing)?,
         };
         self.links.extend(links);
         if self.rules.rules.len() > RULES_MAX {
-            let what = format!("the policy is about more than {RULES_MAX} files and directories");
+            let what = format!("the policy covers more than {RULES_MAX} files and directories");
             return Err(PolicyError::NotEnforceable { what });
         }
         Ok(())
     }
 
+    /// Records a missing path. Returns the links on the way to it.
     fn note_missing(&mut self, path: &Path, missing: MissingPath) -> Result<Vec<(PathBuf, PathBuf)>, PolicyError> {
         let MissingPath { first, links, error } = missing;
         match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {}
-            // The sandboxed process has no permission there either, unless the directory belongs to us and the process
-            // could change its mode.
+            // The sandboxed process has no permission there either, so nothing needs protection. If we own the
+            // directory, this does not hold: the process runs as the same user and could change the mode.
             io::ErrorKind::PermissionDenied if !first.parent().is_some_and(paths::is_ours) => return Ok(Vec::new()),
             _ => {
-                let what = format!("`{}` cannot be looked at: {error}", path.display());
+                let what = format!("cannot look up `{}`: {error}", path.display());
                 return Err(PolicyError::NotEnforceable { what });
             }
         }
@@ -247,6 +249,7 @@ impl PolicyResolver {
             if self.rules.around(&first) != Access::Write {
                 continue;
             }
+            // The path exists if it is a placeholder for something below it.
             if fs::symlink_metadata(&first).is_ok() {
                 self.rules.add(first, AccessRule { access: Access::Read, is_dir: true });
             } else {
@@ -254,10 +257,11 @@ impl PolicyResolver {
             }
         }
         for (link, real) in &self.links {
-            let decides = self.rules.rules.get(real).is_none_or(|rule| rule.access != self.rules.around(real));
-            if decides && self.rules.around(link) == Access::Write {
+            // A rule that grants the same as its parent directory changes nothing, so its link cannot do harm.
+            let changes_access = self.rules.rules.get(real).is_none_or(|rule| rule.access != self.rules.around(real));
+            if changes_access && self.rules.around(link) == Access::Write {
                 let what = format!(
-                    "`{}` is a link in a directory that may be written, so that it could be made to lead elsewhere; name `{}` instead",
+                    "`{}` is a symbolic link in a writable directory, so the process could replace it; name its target `{}` instead",
                     link.display(),
                     real.display()
                 );
@@ -268,7 +272,7 @@ impl PolicyResolver {
     }
 }
 
-/// Denies the paths that no policy can grant, also under every other path that a bind mount gives them.
+/// Denies the paths that no policy can grant, also under all other paths that lead to them through bind mounts.
 fn hide(rules: &mut AccessRules, hidden: &[PathBuf]) {
     let mounts = if hidden.is_empty() { MountTable::default() } else { MountTable::read() };
     for path in hidden {
@@ -283,8 +287,9 @@ fn hide(rules: &mut AccessRules, hidden: &[PathBuf]) {
     }
 }
 
-/// Makes `.git` below each writable directory read-only. Git runs programs from a repository's configuration, later and
-/// outside of the sandbox, as the user. So a sandboxed process must not change it.
+/// Makes the `.git` directly in each granted writable directory read-only. Git runs programs that a repository's
+/// configuration names. The user may run git there later, outside of the sandbox, so the sandboxed process must not
+/// change it.
 fn protect_git(rules: &mut AccessRules, named: &[PathBuf]) -> Result<(), PolicyError> {
     let writable = rules.rules.iter().filter(|(_, rule)| rule.access == Access::Write && rule.is_dir);
     let roots: Vec<PathBuf> = writable.map(|(path, _)| path.clone()).collect();
@@ -301,19 +306,19 @@ fn protect_git(rules: &mut AccessRules, named: &[PathBuf]) -> Result<(), PolicyE
         };
         if meta.is_symlink() {
             let what =
-                format!("`{}` is a link, which cannot be kept from being replaced; name it in an entry", git.display());
+                format!("`{}` is a symbolic link, which the process could replace; name it in an entry", git.display());
             return Err(PolicyError::NotEnforceable { what });
         }
         rules.add(git.clone(), AccessRule { access: Access::Read, is_dir: meta.is_dir() });
         if meta.is_file() {
-            protect_git_elsewhere(rules, &git);
+            protect_git_dir(rules, &git);
         }
     }
     Ok(())
 }
 
-/// Also protects the directories that a `.git` file refers to (worktrees), if they would be writable otherwise.
-fn protect_git_elsewhere(rules: &mut AccessRules, git: &Path) {
+/// Protects the directories that a `.git` file refers to (in a worktree), if they would be writable otherwise.
+fn protect_git_dir(rules: &mut AccessRules, git: &Path) {
     let base = git.parent().unwrap_or(Path::new("/"));
     let Some(dir) = read_line(git).and_then(|line| line.strip_prefix("gitdir:").map(|path| base.join(path.trim())))
     else {
@@ -331,11 +336,12 @@ fn protect_git_elsewhere(rules: &mut AccessRules, git: &Path) {
     }
 }
 
+/// The first line of a regular file.
 fn read_line(path: &Path) -> Option<String> {
     let mut text = String::new();
-    let read = fs::File::open(path).and_then(|file| file.take(GIT_FILE_MAX).read_to_string(&mut text));
-    let is_file = |_: usize| fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file());
-    read.ok().filter(|&read| is_file(read)).and_then(|_| text.lines().next().map(str::to_owned))
+    fs::File::open(path).ok()?.take(GIT_FILE_MAX).read_to_string(&mut text).ok()?;
+    let is_file = fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file());
+    is_file.then(|| text.lines().next().map(str::to_owned)).flatten()
 }
 
 #[cfg(test)]
@@ -389,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_called_git_is_refused_where_it_could_be_replaced() {
+    fn a_symlink_named_git_in_a_writable_directory_is_refused() {
         let (_dir, base) = base();
         symlink("/", base.join(".git")).expect("link");
         let asked = policy(&[(PolicyPath::Path(base.clone()), Access::Write)]);
@@ -397,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn aliases_lead_to_the_root_and_are_kept() {
+    fn a_granted_symlink_leads_to_its_target_and_is_recorded() {
         let (_dir, base) = base();
         fs::create_dir(base.join("real")).expect("directory");
         symlink("real", base.join("alias")).expect("link");
@@ -411,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn roots_and_patterns_need_what_they_begin_at() {
+    fn project_roots_and_relative_patterns_need_a_base() {
         let roots = policy(&[(PolicyPath::ProjectRoots(None), Access::Write)]);
         let pattern = policy(&[(PolicyPath::Pattern("**/*.env".into()), Access::Deny)]);
         for asked in [&roots, &pattern] {
@@ -428,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hidden_stays_so_and_what_is_unknown_is_not_denied_in_silence() {
+    fn hidden_paths_cannot_be_granted_and_unknown_places_cannot_be_denied() {
         let (_dir, base) = base();
         fs::create_dir_all(base.join("state/sub")).expect("directories");
         let asked = policy(&[

@@ -18,7 +18,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// Whether this access allows the wanted one.
+    /// Whether this access allows the wanted one. `Deny` wants nothing, so it is always allowed.
     pub fn includes(self, wanted: Self) -> bool {
         matches!((self, wanted), (_, Self::Deny) | (Self::Write, _) | (Self::Read, Self::Read))
     }
@@ -39,28 +39,29 @@ pub struct AccessRules {
     pub(crate) links: BTreeMap<PathBuf, PathBuf>,
     /// Paths that do not exist and that a process must not create, because they would be denied or read-only.
     pub(crate) absent: Vec<PathBuf>,
-    /// Paths that exist and may be placeholders for such paths.
+    /// Protected directories inside a writable directory that may be placeholders for such paths.
     pub(crate) guarded: Vec<PathBuf>,
     /// Paths that are always denied, regardless of the policy.
     pub(crate) hidden: Vec<PathBuf>,
-    /// The objects (device and inode) that the evaluation depended on, by path.
+    /// The objects (device and inode) that the evaluation depended on, by path. `None` where nothing existed.
     stamps: BTreeMap<PathBuf, Option<(u64, u64)>>,
 }
 
 /// An access that the policy does not allow.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the sandbox does not allow to {} `{}`", verb(*wanted), path.display())]
+#[error("the sandbox does not allow {} `{}`", gerund(*wanted), path.display())]
 pub struct AccessDenied {
     /// The path after all links.
     pub path: PathBuf,
     pub wanted: Access,
 }
 
-fn verb(wanted: Access) -> &'static str {
+fn gerund(wanted: Access) -> &'static str {
     match wanted {
-        Access::Read => "read",
-        Access::Write => "write",
-        Access::Deny => "touch",
+        Access::Read => "reading",
+        Access::Write => "writing",
+        // Never wanted: every access includes it.
+        Access::Deny => "using",
     }
 }
 
@@ -87,7 +88,7 @@ impl AccessRules {
         }
     }
 
-    /// Whether everything is writable, except the paths that are always hidden.
+    /// Whether everything is writable except these paths and those that are always hidden.
     pub fn allows_everything_but(&self, hidden: &[PathBuf]) -> bool {
         let is_hidden = |path: &Path| {
             self.hidden.iter().any(|hidden| hidden == path)
@@ -102,7 +103,7 @@ impl AccessRules {
         &self.absent
     }
 
-    /// Protected directories inside a writable directory that may be placeholders.
+    /// Protected directories inside a writable directory that may be placeholders for absent paths.
     pub fn guarded(&self) -> &[PathBuf] {
         &self.guarded
     }
@@ -123,14 +124,14 @@ impl AccessRules {
     }
 
     /// Collects the paths that may be placeholders; see `Self::guarded`.
-    pub(crate) fn guard(&mut self) {
-        let is_kept = |(path, rule): &(&PathBuf, &AccessRule)| {
+    pub(crate) fn collect_guarded(&mut self) {
+        let is_guarded = |(path, rule): &(&PathBuf, &AccessRule)| {
             rule.access != Access::Write
                 && rule.is_dir
                 && self.around(path) == Access::Write
                 && (path.ends_with(".git") || paths::is_placeholder(path))
         };
-        self.guarded = self.rules.iter().filter(is_kept).map(|(path, _)| path.clone()).collect();
+        self.guarded = self.rules.iter().filter(is_guarded).map(|(path, _)| path.clone()).collect();
     }
 
     /// Adds a rule. Of several rules for the same path, the access with the highest precedence wins.

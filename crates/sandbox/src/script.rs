@@ -2,8 +2,8 @@
 //!
 //! If `/` is granted, the view starts with the host's own tree, read-only unless `/` is writable. Otherwise it starts
 //! with an empty tmpfs. On top of it, outer paths first, come bind mounts of granted paths (read-only or not), and
-//! masks over paths that are denied inside them. A grant inside a mask gets a mount point in the mask. All bind mounts
-//! are cloned before anything is changed.
+//! masks over paths that are denied inside them. A mount point for a grant inside a mask is created in the mask.
+//! `build` clones the sources of all bind mounts before it changes anything.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,7 +32,7 @@ const DEVICE_LINKS: [(&str, &str); 5] = [
 /// The use of a view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ViewPurpose {
-    /// A process. It gets `/proc` and a few devices.
+    /// A process with restricted files. It gets `/proc` and a few devices.
     Process,
     /// A process whose files are not restricted, except for hidden ones. It keeps all devices.
     WholeSystem,
@@ -43,9 +43,9 @@ pub enum ViewPurpose {
 /// What happens at a path of the view.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ViewStep {
-    /// Mounts a clone of the same path on the host.
+    /// Mounts a clone of the same path on the host. Without `has_place`, the mount point must be created in a tmpfs.
     Bind { is_read_only: bool, is_dir: bool, has_place: bool },
-    /// Covers a directory with an empty one, or with one that has mount points for grants.
+    /// Covers a directory with an empty one. With `is_open`, it can be entered, because it has mount points or links.
     MaskDir { is_open: bool },
     /// Covers a file with one that cannot be opened.
     MaskFile,
@@ -67,7 +67,7 @@ pub struct ViewScript {
     pub(crate) steps: Vec<(PathBuf, ViewStep)>,
 }
 
-/// Adapts the rules to a purpose: adds what it always gets and removes what it never gets.
+/// Adapts the rules to a purpose: adds the paths that it always gets and denies those that it never gets.
 pub(crate) fn fitted(rules: &AccessRules, purpose: ViewPurpose) -> AccessRules {
     let mut rules = rules.clone();
     let dir = |access| AccessRule { access, is_dir: true };
@@ -115,7 +115,8 @@ impl ViewScript {
         // Sorted by path, so that outer paths come first.
         let mut steps = BTreeMap::new();
         for (path, rule) in rules.rules.iter().filter(|(path, _)| *path != Path::new("/")) {
-            let (around, is_dir) = (rules.around(path), rule.is_dir);
+            let around = rules.around(path);
+            let is_dir = rule.is_dir;
             let step = match (rule.access, around) {
                 (Access::Deny, Access::Deny) => continue,
                 (Access::Deny, _) if is_dir => {
@@ -137,8 +138,8 @@ impl ViewScript {
         pin(&rules, &mut steps);
         let mut steps: Vec<(PathBuf, ViewStep)> = steps.into_iter().collect();
         // Only for links whose directory is denied. A link in a granted directory exists already.
-        let is_ours = |path: &Path| path.parent().is_some_and(|dir| rules.access(dir) == Access::Deny);
-        let links = rules.links.iter().filter(|(path, _)| is_ours(path));
+        let is_in_tmpfs = |path: &Path| path.parent().is_some_and(|dir| rules.access(dir) == Access::Deny);
+        let links = rules.links.iter().filter(|(path, _)| is_in_tmpfs(path));
         steps.extend(links.map(|(path, target)| (path.clone(), ViewStep::Link { target: target.clone() })));
         Self {
             is_empty_tree: root == Access::Deny,
@@ -153,7 +154,8 @@ impl ViewScript {
         self.steps.len()
     }
 
-    /// Paths in the view whose file systems only cover other files, or only contain mount points.
+    /// Paths in the view that are our own tmpfs instances or masks. They only cover other files or contain mount
+    /// points.
     pub fn covers(&self) -> Vec<&Path> {
         let root = self.is_empty_tree.then_some(Path::new("/"));
         let is_mask = |step: &ViewStep| matches!(step, ViewStep::MaskDir { .. } | ViewStep::MaskFile);
@@ -163,6 +165,7 @@ impl ViewScript {
 
     /// Encodes the script for the process that builds the view.
     pub fn encode(&self) -> Vec<u8> {
+        // The first flag is the lowest bit.
         let bits = |flags: [bool; 3]| flags.iter().rev().fold(0, |all, &flag| all << 1 | u8::from(flag));
         let mut out = vec![bits([self.is_empty_tree, self.is_read_only, self.is_for_process])];
         for (path, step) in &self.steps {
@@ -229,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_script_has_a_mount_for_each_change_of_access_and_survives_its_bytes() {
+    fn a_script_has_a_step_for_each_change_of_access_and_survives_encoding() {
         let mut rules = rules(&[
             ("/", Access::Read),
             ("/usr", Access::Read),
@@ -269,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_root_the_tree_is_empty_but_for_the_grants() {
+    fn without_a_grant_of_the_root_the_tree_has_only_the_granted_paths() {
         let script = ViewScript::new(&rules(&[("/r", Access::Read), ("/no", Access::Deny)]), ViewPurpose::Files);
         assert!(script.is_empty_tree && !script.is_for_process);
         assert_eq!(
@@ -279,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn files_never_reach_proc_and_processes_get_devices() {
+    fn file_views_mask_proc_and_process_views_have_devices() {
         let whole = rules(&[("/", Access::Read), ("/proc/1", Access::Write)]);
         let files = ViewScript::new(&whole, ViewPurpose::Files);
         assert!(files.steps.contains(&("/proc".into(), ViewStep::MaskDir { is_open: false })), "{files:?}");

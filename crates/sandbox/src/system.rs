@@ -1,6 +1,7 @@
 //! Small wrappers for system calls that have no safe wrapper elsewhere.
 //!
-//! None of them allocates or takes a lock, so a child may use them between clone and exec.
+//! `call`, `system_call` and the capability functions neither allocate nor take a lock, so a child may use them between
+//! clone and exec.
 
 use std::{
     ffi::CStr,
@@ -12,7 +13,8 @@ use libc::{c_int, c_long};
 
 /// A raw system call.
 pub(crate) fn call(number: c_long, args: [usize; 6]) -> Result<usize, c_int> {
-    // SAFETY: all callers pass valid arguments for this number, and pointers that are valid for the duration of the call.
+    // SAFETY: all callers pass valid arguments for this number, and pointers that are valid for the duration of the
+    // call.
     unsafe { system_call(number, args) }
 }
 
@@ -108,6 +110,7 @@ pub(crate) fn set_capabilities(words: &[CapabilityWords; 2]) -> Result<(), c_int
 
 /// A detached clone of the mounts at and below an fd.
 pub(crate) fn clone_tree(at: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    // OPEN_TREE_CLONE is 1.
     let flags = libc::AT_EMPTY_PATH as usize | libc::AT_RECURSIVE as usize | 1 | libc::O_CLOEXEC as usize;
     fd_call(libc::SYS_open_tree, [at.as_raw_fd() as usize, address(c"".as_ptr()), flags, 0, 0, 0])
 }
@@ -115,7 +118,8 @@ pub(crate) fn clone_tree(at: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 /// Mounts the tree behind one fd onto the object behind another.
 pub(crate) fn attach(tree: BorrowedFd<'_>, at: BorrowedFd<'_>) -> io::Result<()> {
     // MOVE_MOUNT_F_EMPTY_PATH and MOVE_MOUNT_T_EMPTY_PATH.
-    let (empty, flags) = (address(c"".as_ptr()), 0x4 | 0x40);
+    let flags = 0x4 | 0x40;
+    let empty = address(c"".as_ptr());
     io_call(libc::SYS_move_mount, [tree.as_raw_fd() as usize, empty, at.as_raw_fd() as usize, empty, flags, 0])
         .map(drop)
 }
@@ -158,6 +162,7 @@ pub(crate) fn terminals() -> io::Result<OwnedFd> {
 /// relative one at `from`.
 pub(crate) fn open_path(from: BorrowedFd<'_>, path: &std::path::Path) -> io::Result<OwnedFd> {
     use rustix::fs::{Mode, OFlags, ResolveFlags};
+    // `openat2` refuses an empty path. Here it means `from` itself.
     let path = if path.as_os_str().is_empty() { std::path::Path::new(".") } else { path };
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;

@@ -1,8 +1,8 @@
 //! Checks that the mounts of a view are still in place.
 //!
-//! When a process that does not see a mount removes the name under it, the kernel removes the mount too. Then the path
-//! that it covered is open to every process in the view. A new file may even get the inode number of the old one, so
-//! the check compares mount ids.
+//! When a process in another mount namespace removes a file or directory that is a mount point in the view, the kernel
+//! removes the mount too. A path that the mount masked is then accessible in the view. The check compares mount ids and
+//! not inode numbers, because a new file may get the inode number of the old one.
 
 use std::{
     io,
@@ -18,6 +18,7 @@ use crate::script::{ViewScript, ViewStep};
 #[derive(Debug)]
 pub struct ViewMounts {
     root: OwnedFd,
+    /// Each mount point with its mount id.
     at: Vec<(PathBuf, u64)>,
 }
 
