@@ -330,7 +330,7 @@ fn a_process_is_started_written_to_read_and_ended() {
     });
     assert_eq!((&read["exited"], &read["exit_code"]), (&json!(true), &json!(4)), "{read}");
     let text = mcp.failure("write_stdin", json!({"process_id": "p1", "text": "late\n"}));
-    assert!(text.contains("is closed, or it has ended"), "{text}");
+    assert!(text.contains("is closed, or p1 has exited"), "{text}");
     let listed = mcp.ok("list_processes", json!({}));
     assert_eq!((&listed["processes"][0]["exited"], &listed["processes"][0]["exit_code"]), (&json!(true), &json!(4)));
 }
@@ -353,7 +353,7 @@ fn processes_are_signalled_and_ended_with_what_they_started() {
         ("signal_process", json!({"process_id": "p1", "signal": "NOPE"}), "is not a signal"),
         ("signal_process", json!({"process_id": "p9"}), "no process `p9` in this session; there are p1, p2"),
         ("read_output", json!({"process_id": "1"}), "no process `1`"),
-        ("read_output", json!({"process_id": "p1", "wait_ms": 300_001}), "`wait_ms` must be from 0 to 300000"),
+        ("read_output", json!({"process_id": "p1", "wait_ms": 300_001}), "`wait_ms` must be between 0 and 300000"),
         ("write_stdin", json!({"process_id": "p1"}), "nothing to write"),
     ] {
         let text = mcp.failure(tool, arguments);
@@ -448,7 +448,11 @@ fn wrong_requests_are_answered_and_end_nothing() {
         ("run_command", json!({"command": 7}), "must be a string for the shell, or an array of strings"),
         ("run_command", json!({"command": ""}), "`command` is empty"),
         ("run_command", json!({"command": "true", "timeout": 5}), "unknown field `timeout`"),
-        ("run_command", json!({"command": "true", "timeout_ms": 0}), "`timeout_ms` must be from 1 to 86400000, not 0"),
+        (
+            "run_command",
+            json!({"command": "true", "timeout_ms": 0}),
+            "`timeout_ms` must be between 1 and 86400000, not 0",
+        ),
         ("run_command", json!({"command": "true", "timeout_ms": "soon"}), "invalid type"),
         ("read_file", json!({"path": "x", "offset": -1}), "invalid value"),
         ("start_process", json!({"command": []}), "is empty"),
@@ -523,7 +527,7 @@ fn a_killed_server_costs_nothing_and_one_that_forgets_costs_only_what_it_forgot(
     server.restart();
     assert_eq!(mcp.ok("run_command", json!({"command": "echo again"}))["stdout"], "again\n");
     let text = mcp.failure("read_output", json!({"process_id": "p1"}));
-    assert!(text.contains("nothing more can be read of p1"), "{text}");
+    assert!(text.contains("cannot read more output of p1"), "{text}");
     assert_eq!(mcp.ok("list_processes", json!({}))["processes"][0]["exited"], true);
     assert_eq!(mcp.ok("start_process", json!({"command": "sleep 1000"}))["process_id"], "p2");
 }

@@ -29,7 +29,7 @@ fn a_file_is_read_by_lines() {
     assert_eq!((&read["content"], &read["lines"]), (&json!("line 4999\nline 5000\n"), &json!(2)));
     assert_eq!(read["more"], false);
     let result = mcp.call("read_file", json!({"path": file, "limit": 2}));
-    let expected = "     1\tline 1\n     2\tline 2\n[the file goes on: read on with offset 3]\n";
+    let expected = "     1\tline 1\n     2\tline 2\n[more lines follow: continue with offset 3]\n";
     assert_eq!(text_of(&result), expected);
     let read = mcp.ok("read_file", json!({"path": "file"}));
     assert_eq!((&read["lines"], &read["more"], &read["size_bytes"]), (&json!(2000), &json!(true), &json!(48_893)));
@@ -61,7 +61,7 @@ fn files_are_written_as_a_whole_and_edited_only_where_the_place_is_unambiguous()
     for (old, new, told) in [
         ("fn one", "fn 1", "2 times, at lines 1, 3"),
         ("fn three", "x", "is not in"),
-        ("  fn two() {}", "x", "differs from it only in blanks begins at line 2"),
+        ("  fn two() {}", "x", "differs only in whitespace begins at line 2"),
         ("", "x", "`old` is empty"),
         ("fn two", "fn two", "the same"),
     ] {
@@ -195,7 +195,7 @@ fn nothing_leads_out(home: &Home, mcp: &mut Mcp) {
     let paths = [json!("secret"), json!("way-out/secret"), json!("../outside/secret"), json!(outside)];
     for path in &paths {
         let text = mcp.failure("read_file", json!({"path": path}));
-        assert!(text.contains("beneath the root") || text.contains("no such file"), "{text}");
+        assert!(text.contains("below the root") || text.contains("no such file"), "{text}");
         mcp.failure("list_directory", json!({"path": path}));
     }
     mcp.failure("list_directory", json!({"path": "way-out"}));

@@ -321,7 +321,7 @@ fn a_client_without_a_session_is_told_what_it_lacks() {
     assert_eq!(reply.status, 200, "{reply:?}");
     let result = &answer(&reply)["result"];
     assert_eq!(result["isError"], true, "{result}");
-    assert!(result.to_string().contains("needs a session to belong to"), "{result}");
+    assert!(result.to_string().contains("start_process needs a session"), "{result}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The executor as the tools see it: a session for files that is reopened when it is lost, the base directory of relative paths, and the
+//! The executor as the tools see it: a session for files that is replaced when it is lost, the base directory of relative paths, and the
 //! sandbox of a root. Processes run in separate sessions, see `process_sessions`.
 //!
 //! ```text
@@ -6,8 +6,8 @@
 //!   └── base, root ──▶ sandbox: sent with every file call and every start, enforced by the executor's server
 //! ```
 //!
-//! Failure paths: if the executor cannot enforce a root, that is an error before the first tool is offered. If a later session reaches a
-//! server without sandbox support, the call fails. A lost session takes its processes with it. Their handles report that, and the next call
+//! Failure paths: if the executor cannot enforce a root, `connect` fails and no tool is offered. If a later session reaches a server
+//! without sandbox support, the call fails. When a session is lost, its processes are gone and their handles report an error. The next call
 //! opens a new session.
 
 use std::{
@@ -29,13 +29,14 @@ use serde_json::{
 };
 use tokio::{sync::Mutex, time};
 
-/// Opens a session with the executor: one for files, one for the processes of each MCP session, and a new one when a session is lost.
+/// Opens a session with the executor. Called for the file session, for the process session of each MCP session, and to replace a lost
+/// session.
 pub type OpenSession = Box<dyn Fn() -> BoxFuture<'static, Result<ExecutorSession, Error>> + Send + Sync>;
 
 /// A session with the executor, and the future that ends it.
 pub struct ExecutorSession {
     pub client: Client,
-    /// Ends the session and everything that runs in it. If it is dropped instead, the executor ends the session after a while.
+    /// Ends the session and everything that runs in it. If it is dropped instead, the executor ends the session after its time-to-live.
     pub end: BoxFuture<'static, ()>,
 }
 
@@ -49,7 +50,7 @@ impl ExecutorSession {
     /// Ends the session. If the executor does not answer in time, the session's time-to-live ends it.
     pub(super) async fn end(self) {
         if time::timeout(END_WITHIN, self.end).await.is_err() {
-            tracing::warn!("a session with the executor could not be ended: no answer");
+            tracing::warn!("could not end a session with the executor: no answer");
         }
     }
 }
@@ -63,9 +64,9 @@ pub(super) fn is_lost(client: &Client) -> bool {
 const END_WITHIN: Duration = Duration::from_secs(5);
 
 /// Time limit for testing a root, which starts one small program.
-const TRIAL: Duration = Duration::from_secs(20);
+const ROOT_TEST_WITHIN: Duration = Duration::from_secs(20);
 
-/// Shells that understand what models write. If the executor has another one, `sh` is used.
+/// POSIX-like shells, for which models write commands. If the executor's default shell is another one, `sh` is used.
 const SHELLS: [&str; 5] = ["bash", "sh", "dash", "zsh", "ksh"];
 
 /// The executor to serve, and the restrictions.
@@ -76,7 +77,7 @@ pub struct ServeConfig {
     pub read_only: bool,
     /// Restricts files and processes to this directory of the executor.
     pub root: Option<PathBuf>,
-    /// Additional directories that processes may read if there is a root.
+    /// With a root: additional directories that processes may read.
     pub readable: Vec<PathBuf>,
     /// Allows writing `.git` in the root. The hooks and settings in it run commands outside of the sandbox when a person uses git there.
     pub writable_git: bool,
@@ -133,7 +134,7 @@ pub enum ServeError {
 /// An executor, with everything that the tools need to know about it.
 pub(super) struct ServedExecutor {
     open: OpenSession,
-    /// The session for files. `None` after the end.
+    /// The session for files. `None` after `end`. Locked while a session is opened, so that concurrent calls open only one.
     current: Mutex<Option<ExecutorSession>>,
     /// The base of relative paths. An absolute path on the executor.
     pub(super) base: PathBuf,
@@ -141,14 +142,15 @@ pub(super) struct ServedExecutor {
     pub(super) shell: String,
     /// The executor's address, without a token.
     pub(super) address: String,
+    /// Set with a root, and in read-only mode.
     policies: Option<SandboxPolicies>,
-    /// The sandbox of file calls without a root: everything except the files of the executor's server, which no sandbox exposes. `None` if
-    /// that server does not support sandboxes.
-    around_server: Option<Box<RawValue>>,
+    /// The sandbox of file calls without `policies`: grants everything, but every sandbox hides the files of the executor's server. `None`
+    /// if that server does not support sandboxes.
+    default_sandbox: Option<Box<RawValue>>,
     inherit: Inherit,
 }
 
-/// The sandbox policies that restrict files and processes to a root.
+/// The sandbox policies of file calls and of processes.
 struct SandboxPolicies {
     files: Box<RawValue>,
     processes: SandboxContext,
@@ -179,7 +181,7 @@ impl ServedExecutor {
             base: cwd,
             shell: shell.map_or_else(|| "sh".to_owned(), |shell| shell.path),
             policies: None,
-            around_server: client.server().capabilities.sandbox.then(everything_but_the_server),
+            default_sandbox: client.server().capabilities.sandbox.then(everything_but_the_server),
             inherit,
         };
         let confined = match &root {
@@ -223,11 +225,11 @@ impl ServedExecutor {
                 opened.end().await;
             }
         };
-        // Ignore a timeout: another call may hold the lock while it opens a session.
+        // Ignore a timeout: a call that still opens a session holds the lock. The executor ends that session after its time-to-live.
         time::timeout(END_WITHIN, ending).await.ok();
     }
 
-    /// The file system, restricted to the root if there is one.
+    /// The file system of the executor, in the sandbox of `Self::sandbox`.
     pub(super) async fn files(&self) -> Result<RemoteFiles, Error> {
         let remote = RemoteFiles::new(self.client().await?);
         Ok(match self.sandbox() {
@@ -236,13 +238,13 @@ impl ServedExecutor {
         })
     }
 
-    /// The sandbox of file calls: the root, or everything except the files of the executor's server. An MCP client acts with the rights of
-    /// the user who serves it, but does not own that server.
+    /// The sandbox of file calls: the root, or everything except the files of the executor's server. Without it, an MCP client could use
+    /// the rights of the user who runs `mcp serve` to read or change that server's tokens.
     pub(super) fn sandbox(&self) -> Option<Box<RawValue>> {
-        self.policies.as_ref().map(|policies| policies.files.clone()).or_else(|| self.around_server.clone())
+        self.policies.as_ref().map(|policies| policies.files.clone()).or_else(|| self.default_sandbox.clone())
     }
 
-    /// Makes a path absolute. The executor, not this function, checks where it leads and resolves each symlink.
+    /// Makes a path absolute. Checks nothing: the executor resolves symlinks and enforces the sandbox.
     pub(super) fn path(&self, path: &str) -> PathBuf {
         self.base.join(path).components().collect()
     }
@@ -253,7 +255,8 @@ impl ServedExecutor {
         shown.unwrap_or(path).display().to_string()
     }
 
-    /// Builds a start request with the directory, environment and sandbox of this place, and with these variables.
+    /// Builds a start request with the sandbox of processes. A relative or missing `cwd` starts at the base. `env` is set in addition to
+    /// the inherited variables.
     pub(super) fn start(&self, argv: Vec<String>, cwd: Option<&str>, env: BTreeMap<String, String>) -> Start {
         let dir = cwd.map_or_else(|| self.base.clone(), |cwd| self.path(cwd));
         let start = Start::new(argv).cwd(dir).inherit(self.inherit).terminate_on_drop(true);
@@ -264,7 +267,7 @@ impl ServedExecutor {
         }
     }
 
-    /// Sets up the sandbox and tests it.
+    /// Restricts files and processes to a root, and tests that the executor enforces it.
     async fn confine(
         &mut self,
         root: &Path,
@@ -281,26 +284,27 @@ impl ServedExecutor {
             return Err(not_enforceable("its server does not support sandboxes".to_owned()));
         }
         let failed = |source| ServeError::Root { root: root.clone(), source };
-        let bare = RemoteFiles::new(client.clone());
-        let real = bare.canonicalize(&root).await.map_err(failed)?;
-        if bare.metadata(&real, Links::Follow).await.map_err(failed)?.kind != EntryKind::Directory {
+        let unrestricted = RemoteFiles::new(client.clone());
+        let real = unrestricted.canonicalize(&root).await.map_err(failed)?;
+        if unrestricted.metadata(&real, Links::Follow).await.map_err(failed)?.kind != EntryKind::Directory {
             return Err(ServeError::NotADirectory { root: root.clone() });
         }
         let readable = readable.iter().map(|dir| self.base.join(dir));
         let policies = SandboxPolicies::new(&real, readable, read_only, writable_git)
             .map_err(|error| not_enforceable(error.to_string()))?;
-        let within = bare.sandboxed(policies.files.clone());
+        let sandboxed = unrestricted.sandboxed(policies.files.clone());
         self.base = real;
         self.policies = Some(policies);
-        within.metadata(&self.base, Links::Follow).await.map_err(|error| not_enforceable(error.reason))?;
+        sandboxed.metadata(&self.base, Links::Follow).await.map_err(|error| not_enforceable(error.reason))?;
         if !read_only {
-            self.try_process(&client).await.map_err(not_enforceable)?;
+            self.test_process(&client).await.map_err(not_enforceable)?;
         }
         Ok(())
     }
 
-    /// Exposes all files read-only except `hidden` and the executor's own files, which every sandbox hides. A server without sandbox
-    /// support is not our implementation, and we do not know its files.
+    /// Read-only mode without a root: allows reading all files except `hidden` and the executor's own files, which every sandbox hides.
+    ///
+    /// Hides nothing on a server without sandbox support. That is another implementation, and we do not know its files.
     async fn hide(&mut self, hidden: &[PathBuf]) -> Result<(), ServeError> {
         let client = self.client().await.map_err(ServeError::Executor)?;
         if !client.server().capabilities.sandbox {
@@ -308,27 +312,27 @@ impl ServedExecutor {
         }
         let not_hidden = |missing: String| ServeError::NotHidden { address: client.address(), missing };
         let policies = SandboxPolicies::hiding(hidden).map_err(|error| not_hidden(error.to_string()))?;
-        let within = RemoteFiles::new(client.clone()).sandboxed(policies.files.clone());
-        within.metadata(&self.base, Links::Follow).await.map_err(|error| not_hidden(error.reason))?;
+        let sandboxed = RemoteFiles::new(client.clone()).sandboxed(policies.files.clone());
+        sandboxed.metadata(&self.base, Links::Follow).await.map_err(|error| not_hidden(error.reason))?;
         self.policies = Some(policies);
         Ok(())
     }
 
-    /// Runs the shell in the sandbox with an empty command.
-    async fn try_process(&self, client: &Client) -> Result<(), String> {
+    /// Tests that the shell starts in the sandbox and runs an empty command.
+    async fn test_process(&self, client: &Client) -> Result<(), String> {
         let argv = vec![self.shell.clone(), "-c".to_owned(), ":".to_owned()];
         let start = self.start(argv, None, BTreeMap::new());
-        let trial = async { client.start(start).await?.wait().await };
-        match time::timeout(TRIAL, trial).await {
+        let test = async { client.start(start).await?.wait().await };
+        match time::timeout(ROOT_TEST_WITHIN, test).await {
             Ok(Ok(exit)) if exit.code == 0 => Ok(()),
-            Ok(Ok(exit)) => Err(format!("`{} -c :` ends with {} within it", self.shell, exit.code)),
+            Ok(Ok(exit)) => Err(format!("`{} -c :` exits with code {} in the sandbox", self.shell, exit.code)),
             Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err(format!("`{} -c :` does not end within it", self.shell)),
+            Err(_) => Err(format!("`{} -c :` does not exit in the sandbox", self.shell)),
         }
     }
 }
 
-/// A policy that grants access to all files. A server excludes its own files from every policy.
+/// A policy that grants access to all files. A server hides its own files in every sandbox.
 fn everything_but_the_server() -> Box<RawValue> {
     to_raw_value(&policy(&[special("root", "write")])).expect("a value is JSON")
 }
@@ -343,15 +347,18 @@ impl SandboxPolicies {
         writable_git: bool,
     ) -> Result<Self, serde_json::Error> {
         let access = if read_only { "read" } else { "write" };
-        let mut own = vec![entry(root, access)];
+        let mut file_entries = vec![entry(root, access)];
         if !read_only && writable_git {
             // A policy keeps `.git` read-only unless an entry names it.
-            own.push(entry(&root.join(".git"), "write"));
+            file_entries.push(entry(&root.join(".git"), "write"));
         }
-        let mut wide = own.clone();
-        wide.push(special("minimal", "read"));
-        wide.extend(readable.map(|dir| entry(&dir, "read")));
-        Ok(Self { files: to_raw_value(&policy(&own))?, processes: serde_json::from_value(policy(&wide))? })
+        let mut process_entries = file_entries.clone();
+        process_entries.push(special("minimal", "read"));
+        process_entries.extend(readable.map(|dir| entry(&dir, "read")));
+        Ok(Self {
+            files: to_raw_value(&policy(&file_entries))?,
+            processes: serde_json::from_value(policy(&process_entries))?,
+        })
     }
 
     /// Everything may be read except these paths.
@@ -359,6 +366,7 @@ impl SandboxPolicies {
         let mut entries = vec![special("root", "read")];
         entries.extend(hidden.iter().map(|path| {
             let mut entry = entry(path, "deny");
+            // A path that does not exist must not make the policy fail.
             entry["missing_path_behavior"] = json!("skip");
             entry
         }));

@@ -1,4 +1,4 @@
-//! One MCP session: it handles requests, and owns the processes that it starts and the limit of concurrent calls.
+//! One MCP session: handles its requests, and owns the table of its processes and its limit of concurrent calls.
 //!
 //! Dropping the handler ends the session and its executor session, with everything that was started in it.
 
@@ -37,23 +37,23 @@ pub(super) enum ClientTransport {
 
 pub(super) struct SessionHandler {
     server: Arc<McpServer>,
-    over: ClientTransport,
+    transport: ClientTransport,
     table: ProcessTable,
     process_session: ProcessSession,
     calls: Semaphore,
-    /// The client has sent `initialize`. Over HTTP, newer clients may send requests without a session. Their processes would have no owner.
-    has_begun: AtomicBool,
+    /// The client has sent `initialize`. Over HTTP, newer clients may send requests without a session; then processes would have no owner.
+    is_initialized: AtomicBool,
 }
 
 impl SessionHandler {
-    pub(super) fn new(server: Arc<McpServer>, over: ClientTransport) -> Self {
+    pub(super) fn new(server: Arc<McpServer>, transport: ClientTransport) -> Self {
         Self {
             process_session: ProcessSession::new(Arc::clone(&server)),
             server,
-            over,
+            transport,
             table: ProcessTable::default(),
             calls: Semaphore::new(limits::CALLS_OF_SESSION),
-            has_begun: AtomicBool::new(false),
+            is_initialized: AtomicBool::new(false),
         }
     }
 }
@@ -65,7 +65,7 @@ impl ServerHandler for SessionHandler {
         context: RequestContext<RoleServer>,
     ) -> Result<InitializeResult, ErrorData> {
         context.peer.set_peer_info(request.clone());
-        self.has_begun.store(true, Ordering::Release);
+        self.is_initialized.store(true, Ordering::Release);
         self.negotiate_initialize(&request)
     }
 
@@ -76,9 +76,9 @@ impl ServerHandler for SessionHandler {
             .with_instructions(&*self.server.instructions)
     }
 
-    /// Over HTTP only the versions that have sessions, because processes belong to a session.
+    /// Over HTTP, only the protocol versions that have sessions, because processes belong to a session.
     fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
-        Cow::Borrowed(match self.over {
+        Cow::Borrowed(match self.transport {
             ClientTransport::Streams => ProtocolVersion::KNOWN_VERSIONS,
             ClientTransport::Http => ProtocolVersion::known_up_to(&ProtocolVersion::V_2025_11_25),
         })
@@ -101,17 +101,19 @@ impl ServerHandler for SessionHandler {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        // A name that was not listed is an error of the client, not of the model, so it is a protocol error.
+        // A client should know the listed names, so another name is a protocol error, not a tool failure for the model.
         let Some(tool) = self.server.tools.iter().find(|tool| tool.name == request.name) else {
             let name: String = request.name.chars().take(64).collect();
             // The tool may exist but not be offered in read-only mode.
             let text = match self.server.read_only && tools::exists(&name) {
-                true => format!("the tool `{name}` is not offered: this server was started read-only"),
-                false => format!("unknown tool `{name}`; `tools/list` has the available ones"),
+                true => format!("the tool `{name}` is not available: this server was started read-only"),
+                false => format!("unknown tool `{name}`; `tools/list` returns the available ones"),
             };
             return Err(ErrorData::invalid_params(text, None));
         };
-        let (Ok(_own), Ok(_of_all)) = (self.calls.try_acquire(), self.server.calls.try_acquire()) else {
+        // Held until the call has ended.
+        let (Ok(_session_permit), Ok(_server_permit)) = (self.calls.try_acquire(), self.server.calls.try_acquire())
+        else {
             let most = limits::CALLS_OF_SESSION;
             let text = format!("limit reached: {most} calls in progress; wait for one of them to finish");
             return Ok(tools::ToolFailure(text).into_result().into());
@@ -121,7 +123,7 @@ impl ServerHandler for SessionHandler {
             process_session: &self.process_session,
             table: &self.table,
             context: &context,
-            has_session: self.over == ClientTransport::Streams || self.has_begun.load(Ordering::Acquire),
+            has_session: self.transport == ClientTransport::Streams || self.is_initialized.load(Ordering::Acquire),
         };
         let arguments = request.arguments.unwrap_or_default();
         Ok(tools::dispatch(&tool.name, &call, arguments).await.into())

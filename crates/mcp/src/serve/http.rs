@@ -4,12 +4,12 @@
 //!  socket ──▶ connection (bounded number, head in time) ──▶ gate: Host, Origin, token ──▶ path? ──▶ body (bounded) ──▶ rmcp ──▶ session
 //! ```
 //!
-//! The body of a request is read only after the [`HttpGate`] has admitted its head. A refused client is also disconnected. After the gate the
-//! token is removed from the request, so neither a tool nor a log ever sees it. The [`HttpGate`] alone decides about access.
+//! The [`HttpGate`] alone decides about access. It checks the head of a request before the body is read. A refused client is also
+//! disconnected. After the gate the token is removed from the request, so neither a tool nor a log ever sees it.
 //!
-//! Failure paths: few connections may be open that have not shown a token; the oldest of them is closed when another one arrives. A body
-//! that is too large or too slow ends its request. New sessions beyond the limit are refused with 503. A failing connection affects no
-//! other. When the server ends, running calls stop waiting and are answered, then sessions and connections are closed.
+//! Failure paths: the number of connections that have not shown a token is limited; above the limit the oldest of them is closed. A request
+//! whose body is too large or too slow is refused. New sessions beyond the limit are refused with 503. A failing connection affects no
+//! other. When the server shuts down, running calls stop waiting and are answered, then sessions and connections are closed.
 
 use std::{collections::VecDeque, convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -42,14 +42,14 @@ use super::{
 /// The path of the endpoint.
 pub const PATH: &str = "/mcp";
 
-/// How long connections may take to close when the server ends.
+/// How long connections may take to close when the server shuts down.
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 
-/// How long answers may take to reach their clients when the server ends.
+/// How long answers may take to reach their clients when the server shuts down.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
-/// Pause after a failed accept. The likely cause is a lack of file descriptors.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+/// Pause after a failed accept. The likely cause is EMFILE, which would otherwise cause a busy loop.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The header with the session id.
 const SESSION_HEADER: &str = "mcp-session-id";
@@ -93,9 +93,9 @@ pub async fn serve(
     // The gate checks `Host` and `Origin`, because it knows our names.
     config = config.disable_allowed_hosts();
     let streams = config.cancellation_token.clone();
-    let made_from = Arc::clone(server);
+    let handler_server = Arc::clone(server);
     let service = McpService::new(
-        move || Ok(SessionHandler::new(Arc::clone(&made_from), ClientTransport::Http)),
+        move || Ok(SessionHandler::new(Arc::clone(&handler_server), ClientTransport::Http)),
         Arc::clone(&sessions),
         config,
     );
@@ -105,7 +105,7 @@ pub async fn serve(
     let mut connections = JoinSet::new();
     let mut ending = server.ending.subscribe();
     let mut expiry_timer = time::interval((idle / 4).clamp(Duration::from_millis(10), Duration::from_secs(30)));
-    // Polled beside the accept loop, not awaited in it, so that new connections do not wait for the end of expired sessions.
+    // Polled together with the accept loop, not awaited in it: ending a session can take seconds.
     let expiring = async {
         loop {
             expiry_timer.tick().await;
@@ -116,7 +116,7 @@ pub async fn serve(
     let permits = Arc::new(Semaphore::new(limits::CONNECTIONS));
     let unauthenticated = UnauthenticatedConnections::default();
     loop {
-        // All arms are cancel safe: a connection that was not returned stays in the accept queue.
+        // All arms are cancel safe: `accept` loses no connection, and `expiring` is not dropped.
         tokio::select! {
             accepted = accept(&listener, &permits) => match accepted {
                 Ok((socket, permit)) => {
@@ -129,8 +129,8 @@ pub async fn serve(
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
-                    time::sleep(ACCEPT_AGAIN).await;
+                    tracing::warn!(%error, "could not accept a connection");
+                    time::sleep(ACCEPT_PAUSE).await;
                 }
             },
             // Remove finished tasks here, so that the set does not grow.
@@ -142,7 +142,7 @@ pub async fn serve(
     drop(listener);
     server.wait_until_drained().await;
     // Ignore a timeout: a client that does not read its answer does not get it.
-    time::timeout(ANSWER_WITHIN, sessions.answered()).await.ok();
+    time::timeout(ANSWER_WITHIN, sessions.wait_until_answered()).await.ok();
     sessions.end_all().await;
     streams.cancel();
     // Fails only if all connections are gone.
@@ -159,7 +159,7 @@ async fn accept(
     listener: &TcpListener,
     permits: &Arc<Semaphore>,
 ) -> io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
-    let permit = Arc::clone(permits).acquire_owned().await.expect("nobody closes the places");
+    let permit = Arc::clone(permits).acquire_owned().await.expect("the semaphore is never closed");
     let (socket, _) = listener.accept().await?;
     Ok((socket, permit))
 }
@@ -171,13 +171,13 @@ async fn serve_connection(
     connection_guard: UnauthenticatedConnection,
     mut closing: watch::Receiver<bool>,
 ) {
-    // Send each answer at once, without Nagle's algorithm.
+    // Disable Nagle's algorithm, which would delay small answers. A failure only means that delay.
     socket.set_nodelay(true).ok();
     let connection_guard = Arc::new(connection_guard);
-    let known = Arc::clone(&connection_guard);
+    let service_guard = Arc::clone(&connection_guard);
     let service = service_fn(move |request| {
         let endpoint = Arc::clone(&endpoint);
-        let connection_guard = Arc::clone(&known);
+        let connection_guard = Arc::clone(&service_guard);
         async move { Ok::<_, Infallible>(endpoint.answer(request, &connection_guard).await) }
     });
     let connection = http1::Builder::new()
@@ -203,11 +203,11 @@ async fn serve_connection(
     }
 }
 
-/// The connections that have not shown a token yet, oldest first. If there are too many, the oldest is closed. An attacker that holds many
-/// silent connections pushes out its own ones, while a client with a token shows it long before.
+/// The connections that have not shown a token yet, oldest first. If there are too many, the oldest is closed. So an attacker that opens
+/// many silent connections closes mainly its own: a client with a token shows it in its first request, before it becomes the oldest.
 type UnauthenticatedConnections = Arc<Mutex<VecDeque<Arc<Notify>>>>;
 
-/// A connection that has not shown a token yet. Dropping it removes it from the list.
+/// The entry of one connection in the list. Dropping it removes the entry.
 struct UnauthenticatedConnection {
     table: UnauthenticatedConnections,
     /// Notified when the connection must close.
@@ -228,7 +228,7 @@ impl UnauthenticatedConnection {
         Self { table: Arc::clone(table), closed }
     }
 
-    /// Removes the connection from the list, because it has shown the token.
+    /// Removes the connection from the list, because it has shown a token.
     fn mark_authenticated(&self) {
         self.table.lock().retain(|closed| !Arc::ptr_eq(closed, &self.closed));
     }
@@ -236,6 +236,7 @@ impl UnauthenticatedConnection {
 
 impl Drop for UnauthenticatedConnection {
     fn drop(&mut self) {
+        // Only removes it from the list.
         self.mark_authenticated();
     }
 }
@@ -252,16 +253,15 @@ impl HttpEndpoint {
                 return answer;
             }
         }
-        // Check the path only now, so that only admitted clients learn whether there is an endpoint.
+        // Check the path after the gate, so that only admitted clients learn whether there is an endpoint.
         if head.uri.path() != PATH {
             return refusal(StatusCode::NOT_FOUND, "the MCP endpoint is /mcp");
         }
-        // Remove the token from the headers and from the URI.
+        // Remove the token: it can be in the header, or in the query of the URI.
         head.headers.remove(AUTHORIZATION);
         head.uri = http::Uri::from_static(PATH);
         if head.method == Method::POST && !head.headers.contains_key(SESSION_HEADER) && self.sessions.is_full() {
-            let mut answer =
-                refusal(StatusCode::SERVICE_UNAVAILABLE, "there are too many sessions; end one with DELETE");
+            let mut answer = refusal(StatusCode::SERVICE_UNAVAILABLE, "too many sessions; end one with DELETE");
             answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("5"));
             return answer;
         }
@@ -269,15 +269,15 @@ impl HttpEndpoint {
             match time::timeout(limits::BODY_WITHIN, Limited::new(body, limits::MESSAGE_BYTES).collect()).await {
                 Ok(Ok(collected)) => collected.to_bytes(),
                 Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
-                    return refusal(StatusCode::PAYLOAD_TOO_LARGE, "the message has more than 16 MiB");
+                    return refusal(StatusCode::PAYLOAD_TOO_LARGE, "the message is larger than 16 MiB");
                 }
                 Ok(Err(_)) => return refusal(StatusCode::BAD_REQUEST, "the body could not be read"),
-                Err(_) => return refusal(StatusCode::REQUEST_TIMEOUT, "the body did not come in time"),
+                Err(_) => return refusal(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
             };
-        let is_end = head.method == Method::DELETE;
+        let is_delete = head.method == Method::DELETE;
         let mut answer = self.service.handle(Request::from_parts(head, Full::new(collected))).await;
-        if is_end && answer.status() == StatusCode::ACCEPTED {
-            // The session has ended, and some clients treat any other status as a failure.
+        if is_delete && answer.status() == StatusCode::ACCEPTED {
+            // rmcp answers 202 although the session has already ended, and some clients treat 202 as a failure.
             *answer.status_mut() = StatusCode::NO_CONTENT;
         }
         answer

@@ -1,4 +1,5 @@
-//! All limits that a client of the server can reach. The table in `docs/reference/limits.md` is generated from them. Other modules enforce them.
+//! All limits that a client of the server can reach. The other modules of `serve` enforce them. The table in `docs/reference/limits.md` is
+//! generated from them.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ pub const CALLS_OF_SESSION: usize = 64;
 /// Concurrent sessions over HTTP.
 pub const SESSIONS: usize = 64;
 
-/// Concurrent connections. Further ones wait to be accepted. A client has about three.
+/// Concurrent connections. Further ones wait to be accepted. A client needs about three.
 pub const CONNECTIONS: usize = 256;
 
 /// Concurrent connections that have not shown a token yet. If there are more, the oldest is closed.
@@ -26,16 +27,16 @@ pub const HEAD_BYTES: usize = 8 << 10;
 /// The maximum number of headers of a request.
 pub const HEADERS: usize = 64;
 
-/// Time limit for the head of a request, including the next one on the same connection.
+/// Time limit for the head of a request. On an open connection it also limits the pause before the next request.
 pub const HEAD_WITHIN: Duration = Duration::from_secs(10);
 
 /// Time limit for the body of a request.
 pub const BODY_WITHIN: Duration = Duration::from_secs(60);
 
-/// The maximum size of a command and its arguments in bytes, as operating systems limit it.
+/// The maximum size of a command and its arguments in bytes. Linux limits each argument to this size.
 pub const COMMAND_BYTES: usize = 128 << 10;
 
-/// Processes of one session, including those that have ended.
+/// Processes of one session, including those that have exited.
 pub const PROCESSES: usize = 64;
 
 /// The longest timeout of a command, in milliseconds: one day.

@@ -5,12 +5,13 @@
 //!             ──HTTP───▶ http (gate, bounds) ──▶ sessions ──▶ rmcp ──▶ SessionHandler …
 //! ```
 //!
-//! Reading order: [`McpServer`] is shared by all sessions, [`executor`] is the executor, `process_sessions` has the executor sessions in which processes
-//! run, `handler` is one MCP session, `tools` are the tools, and `http` and `sessions` serve streamable HTTP.
+//! Reading order: [`McpServer`] is shared by all MCP sessions. [`executor`] wraps the executor, and `process_sessions` has the executor
+//! sessions in which processes run. `handler` is one MCP session, and `tools` has the tools. `http` and `sessions` serve streamable HTTP.
 //!
-//! Processes belong to the MCP session that started them. They run in an executor session that only this MCP session uses, so they end with
-//! it at once, with everything that they started. A session over stdio ends at EOF; running calls then have five seconds to be answered. A
-//! session over HTTP ends by DELETE, or after an idle time without requests and without open streams. [`McpServer::end`] ends all sessions.
+//! Processes belong to the MCP session that started them. They run in an executor session that only this MCP session uses. When the MCP
+//! session ends, they are killed with everything that they started. A session over stdio ends at EOF; running calls then have five seconds
+//! to be answered. A session over HTTP ends by DELETE, or after an idle time without requests and without open streams. [`McpServer::end`]
+//! ends all sessions.
 //!
 //! Does not read the environment.
 
@@ -45,23 +46,24 @@ use self::{
     process_sessions::ProcessSessions,
 };
 
-/// How long running calls may take to finish when the server ends.
+/// How long running calls may take to finish when the server shuts down.
 const END_WITHIN: Duration = Duration::from_secs(3);
 
-/// Shared by all MCP sessions: the executor, the tools, and the signal that the server ends.
+/// Shared by all MCP sessions: the executor, the tools, and the shutdown signal.
 pub struct McpServer {
     executor: ServedExecutor,
     process_sessions: ProcessSessions,
     read_only: bool,
     tools: Vec<Tool>,
     instructions: String,
-    /// Set once, when the server ends. Calls that wait for a process then stop waiting.
+    /// Set once, when the server shuts down. Calls that wait for a process then stop waiting.
     ending: watch::Sender<bool>,
+    /// One permit for each call that may still begin.
     calls: Arc<Semaphore>,
 }
 
 impl McpServer {
-    /// Connects to the executor and finds out what can be offered.
+    /// Connects to the executor and finds out what it supports.
     pub async fn new(config: ServeConfig) -> Result<Arc<Self>, ServeError> {
         let read_only = config.read_only;
         let has_root = config.root.is_some();
@@ -79,7 +81,8 @@ impl McpServer {
 
     /// Serves one client on stdio, until EOF or until [`end`](Self::end).
     ///
-    /// Returns also if the client disconnects before the handshake or begins with another message. Neither is an error of the server.
+    /// Also returns if the client disconnects before the handshake, or if its first message is not `initialize`. Neither is an error of the
+    /// server.
     pub async fn serve_streams(
         self: &Arc<Self>,
         input: impl AsyncRead + Send + Unpin + 'static,
@@ -88,7 +91,7 @@ impl McpServer {
         let transport = AsyncRwTransport::new_server(input, output).with_max_line_length(limits::MESSAGE_BYTES);
         let handler = SessionHandler::new(Arc::clone(self), ClientTransport::Streams);
         let mut ending = self.ending.subscribe();
-        // Before the handshake has completed, no service exists that could be ended. Dropping the future closes the streams.
+        // Until the handshake has completed, there is no service to cancel. Dropping the future closes the streams.
         let begun = tokio::select! {
             begun = handler.serve(transport) => begun,
             () = until_set(&mut ending) => return,
@@ -109,19 +112,19 @@ impl McpServer {
             stop.cancel();
             std::future::pending::<()>().await
         };
-        // The service is never dropped before it has ended, so it can answer running calls.
+        // `watched` never completes, so this waits until the service has ended and running calls are answered.
         tokio::select! {
             done = service.waiting() => tracing::debug!(?done, "the client's session ended"),
             () = watched => {}
         }
     }
 
-    /// Ends every session. Running calls stop waiting and are answered first.
+    /// Starts the shutdown: running calls stop waiting and are answered, then every session ends.
     pub fn end(&self) {
         self.ending.send_replace(true);
     }
 
-    /// Ends all executor sessions and everything in them. Call it after serving has ended.
+    /// Ends all executor sessions and everything in them. Call it when serving has returned.
     pub async fn close(&self) {
         self.process_sessions.end_all().await;
         self.executor.end().await;
@@ -129,30 +132,34 @@ impl McpServer {
 
     /// Waits a limited time until all calls have finished.
     async fn wait_until_drained(&self) {
-        // Ignore a timeout: the server ends in any case.
+        // Ignore a timeout: the shutdown continues anyway.
         time::timeout(END_WITHIN, self.calls.acquire_many(limits::CALLS)).await.ok();
     }
 }
 
 /// Waits until the flag is set. Cancel safe.
-async fn until_set(over: &mut watch::Receiver<bool>) {
+async fn until_set(flag: &mut watch::Receiver<bool>) {
     // An error means that the sender is gone, which counts as set.
-    over.wait_for(|is_over| *is_over).await.ok();
+    flag.wait_for(|is_set| *is_set).await.ok();
 }
 
-/// The text about the executor that a model gets before the tools.
+/// The server's instructions: what a model should know about the executor before it uses the tools.
 fn instructions(executor: &ServedExecutor, read_only: bool, has_root: bool) -> String {
     let base = executor.base.display();
-    let mut text =
-        format!("Tools for the machine of the executor `{}`. Relative paths begin at `{base}`.", executor.address);
+    let mut text = format!(
+        "The tools work on the machine of the executor `{}`. Relative paths start at `{base}`.",
+        executor.address
+    );
     if has_root {
-        text.push_str(" Nothing outside of that directory can be changed, and files outside of it cannot be read by the file tools.");
+        text.push_str(
+            " Nothing outside of that directory can be changed, and the file tools cannot read files outside of it.",
+        );
     }
     match read_only {
-        true => text.push_str(" This server only reads: it starts no process and writes no file."),
+        true => text.push_str(" This server is read-only: it cannot start processes or write files."),
         false => text.push_str(&format!(
-            " Commands given as one text are run by `{} -c`. Use run_command for what ends by itself, start_process for servers, \
-             watchers and interactive programs; processes end with this session.",
+            " A command given as one string is run by `{} -c`. Use run_command for commands that end by themselves, and start_process for \
+             servers, watchers and interactive programs. Processes are killed when this session ends.",
             executor.shell
         )),
     }

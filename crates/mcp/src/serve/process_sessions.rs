@@ -5,8 +5,8 @@
 //!                   └──dropped──▶ ProcessSessions: ends it, with everything that was ever started in it
 //! ```
 //!
-//! After a command has exited, the processes that it left behind cannot be distinguished from others. But they never leave the executor
-//! session, so ending that session ends all of them. [`ProcessSessions`] owns all these sessions and the tasks that end them.
+//! After a command has exited, nothing here knows which processes it left running. They cannot leave the executor session, so ending that
+//! session kills all of them. [`ProcessSessions`] owns all these sessions and the tasks that end them.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -19,13 +19,13 @@ use super::{
     executor::{ExecutorSession, is_lost},
 };
 
-/// All executor sessions.
+/// The executor sessions of all MCP sessions.
 #[derive(Debug, Default)]
 pub(super) struct ProcessSessions(Mutex<ProcessSessionTable>);
 
 #[derive(Debug, Default)]
 struct ProcessSessionTable {
-    /// The number of the session that was opened last.
+    /// The number of the session that was added last.
     last: u64,
     open: BTreeMap<u64, ExecutorSession>,
     ending: JoinSet<()>,
@@ -42,17 +42,17 @@ impl ProcessSessions {
 
     /// Starts a task that ends a session.
     fn end_in_background(&self, number: u64) {
-        let mut all = self.0.lock();
-        let all = &mut *all;
+        let mut guard = self.0.lock();
+        let all = &mut *guard;
         // Remove finished tasks here, so that the set does not grow.
         while all.ending.try_join_next().is_some() {}
-        // Without a runtime the program is exiting, and the executor notices the closed connection.
+        // Without a runtime the program is exiting. Then the closed connection ends the session, after its time-to-live.
         if let (Some(opened), Ok(runtime)) = (all.open.remove(&number), Handle::try_current()) {
             all.ending.spawn_on(opened.end(), &runtime);
         }
     }
 
-    /// Ends all sessions. Returns when they have ended or timed out.
+    /// Ends all sessions. Returns when each one has ended or its time limit has passed.
     pub(super) async fn end_all(&self) {
         let numbers: Vec<u64> = self.0.lock().open.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.end_in_background(number));
@@ -64,6 +64,7 @@ impl ProcessSessions {
 /// The executor session of one MCP session. Dropping it ends the processes in it.
 pub(super) struct ProcessSession {
     server: Arc<McpServer>,
+    /// The number and the client of the current session. Locked while a session is opened, so that concurrent calls open only one.
     current: tokio::sync::Mutex<Option<(u64, Client)>>,
 }
 
@@ -88,7 +89,7 @@ impl ProcessSession {
         Ok(client)
     }
 
-    /// Starts a process. If the session turns out to be lost, starts it in a new one; nothing of the lost session runs then.
+    /// Starts a process. If the session turns out to be lost, starts the process in a new one. This is safe: a lost session runs nothing.
     pub(super) async fn start(&self, start: Start) -> Result<(Client, Process), Error> {
         let client = self.client().await?;
         match client.start(start.clone()).await {

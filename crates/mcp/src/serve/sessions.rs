@@ -1,8 +1,8 @@
 //! The sessions of streamable HTTP: limits their number and ends idle ones.
 //!
-//! rmcp's own manager stores the sessions; this module counts their use. A session is idle while it has no open stream and receives no
-//! request. A pending answer counts as an open stream. rmcp's own keep-alive timer is disabled, because it would end a session during a
-//! long call.
+//! rmcp's own manager stores the sessions. This module counts their open streams and notes their last use. A session is idle while it has
+//! no open stream and receives no request. A pending answer counts as an open stream. rmcp's own keep-alive timer is disabled, because it
+//! would end a session during a long call.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -29,22 +29,23 @@ const BEGIN_WITHIN: Duration = Duration::from_secs(10);
 /// Time limit for the end of a session.
 const END_WITHIN: Duration = Duration::from_secs(2);
 
+/// The sessions. rmcp calls it through [`SessionManager`].
 pub(super) struct HttpSessions {
-    kept: LocalSessionManager,
-    used: Arc<Mutex<HashMap<SessionId, SessionUse>>>,
+    inner: LocalSessionManager,
+    uses: Arc<Mutex<HashMap<SessionId, SessionUse>>>,
     /// How many answers are pending or being sent.
     answers: Arc<watch::Sender<usize>>,
-    /// One permit for each session that may still begin.
-    slots: Arc<Semaphore>,
+    /// One permit for each session that may still be created.
+    permits: Arc<Semaphore>,
     most: usize,
 }
 
 /// How a session is used.
 struct SessionUse {
-    _slot: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
     /// The number of open streams.
     streams: usize,
-    /// When the last request or stream message occurred.
+    /// When the last request arrived, or a stream last sent a message or was closed.
     last: Instant,
 }
 
@@ -52,19 +53,19 @@ struct SessionUse {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SessionsError {
     /// The limit is reached.
-    #[error("there are {most} sessions already")]
+    #[error("limit reached: {most} sessions")]
     TooMany {
         /// The limit.
         most: usize,
     },
     /// An error of rmcp.
-    #[error("use a session")]
-    Kept(#[from] LocalSessionManagerError),
+    #[error("session manager")]
+    Inner(#[from] LocalSessionManagerError),
 }
 
-/// An open stream of a session. Dropping it ends the count.
+/// Counts a stream of a session as open until it is dropped.
 struct OpenStream {
-    used: Arc<Mutex<HashMap<SessionId, SessionUse>>>,
+    uses: Arc<Mutex<HashMap<SessionId, SessionUse>>>,
     id: SessionId,
     /// The counter of answers, if the stream carries one.
     answers: Option<Arc<watch::Sender<usize>>>,
@@ -78,56 +79,57 @@ impl HttpSessions {
         config.keep_alive = None;
         config.init_timeout = Some(BEGIN_WITHIN);
         config.completed_cache_ttl = ANSWERS_FOR;
-        let mut kept = LocalSessionManager::default();
-        kept.session_config = config;
+        let mut inner = LocalSessionManager::default();
+        inner.session_config = config;
         Self {
-            kept,
-            used: Arc::default(),
+            inner,
+            uses: Arc::default(),
             answers: Arc::new(watch::Sender::new(0)),
-            slots: Arc::new(Semaphore::new(most)),
+            permits: Arc::new(Semaphore::new(most)),
             most,
         }
     }
 
     /// Whether the limit is reached.
     pub(super) fn is_full(&self) -> bool {
-        self.slots.available_permits() == 0
+        self.permits.available_permits() == 0
     }
 
     /// Ends the sessions that were idle for at least `idle`.
     pub(super) async fn expire(&self, idle: Duration) {
-        let is_idle = |used: &SessionUse| used.streams == 0 && used.last.elapsed() >= idle;
+        let is_idle = |session: &SessionUse| session.streams == 0 && session.last.elapsed() >= idle;
         let ids: Vec<SessionId> =
-            self.used.lock().iter().filter(|(_, used)| is_idle(used)).map(|(id, _)| id.clone()).collect();
+            self.uses.lock().iter().filter(|(_, session)| is_idle(session)).map(|(id, _)| id.clone()).collect();
         if !ids.is_empty() {
-            tracing::info!(count = ids.len(), "sessions were idle for too long and are ended");
+            tracing::info!(count = ids.len(), "ending sessions that were idle for too long");
         }
         join_all(ids.iter().map(|id| self.end(id))).await;
     }
 
     /// Waits until all answers have been sent.
-    pub(super) async fn answered(&self) {
+    pub(super) async fn wait_until_answered(&self) {
         // Cannot fail: `self` owns the sender.
         self.answers.subscribe().wait_for(|answers| *answers == 0).await.ok();
     }
 
     /// Ends all sessions.
     pub(super) async fn end_all(&self) {
-        let ids: Vec<SessionId> = self.used.lock().keys().cloned().collect();
+        let ids: Vec<SessionId> = self.uses.lock().keys().cloned().collect();
         join_all(ids.iter().map(|id| self.end(id))).await;
     }
 
     async fn end(&self, id: &SessionId) {
         match time::timeout(END_WITHIN, self.close_session(id)).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "a session had ended already"),
+            // The client may have ended it in the meantime.
+            Ok(Err(error)) => tracing::debug!(%error, "a session had already ended"),
             Err(_) => tracing::warn!("a session did not end in time"),
         }
     }
 
     fn mark_used(&self, id: &SessionId) {
-        if let Some(used) = self.used.lock().get_mut(id) {
-            used.last = Instant::now();
+        if let Some(session) = self.uses.lock().get_mut(id) {
+            session.last = Instant::now();
         }
     }
 
@@ -138,16 +140,18 @@ impl HttpSessions {
         stream: S,
         is_answer: bool,
     ) -> impl Stream<Item = ServerSseMessage> + Send + Sync + use<S> + 'static {
-        if let Some(used) = self.used.lock().get_mut(id) {
-            used.streams += 1;
+        if let Some(session) = self.uses.lock().get_mut(id) {
+            session.streams += 1;
         }
         let answers = is_answer.then(|| Arc::clone(&self.answers));
         if let Some(answers) = &answers {
             answers.send_modify(|answers| *answers += 1);
         }
-        let open = OpenStream { used: Arc::clone(&self.used), id: id.clone(), answers };
+        let open = OpenStream { uses: Arc::clone(&self.uses), id: id.clone(), answers };
         stream.map(move |message| {
-            open.used.lock().entry(open.id.clone()).and_modify(|used| used.last = Instant::now());
+            if let Some(session) = open.uses.lock().get_mut(&open.id) {
+                session.last = Instant::now();
+            }
             message
         })
     }
@@ -155,9 +159,10 @@ impl HttpSessions {
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
-        if let Some(used) = self.used.lock().get_mut(&self.id) {
-            used.streams = used.streams.saturating_sub(1);
-            used.last = Instant::now();
+        // `close_session` may have removed the session.
+        if let Some(session) = self.uses.lock().get_mut(&self.id) {
+            session.streams = session.streams.saturating_sub(1);
+            session.last = Instant::now();
         }
         if let Some(answers) = &self.answers {
             answers.send_modify(|answers| *answers = answers.saturating_sub(1));
@@ -170,11 +175,12 @@ impl SessionManager for HttpSessions {
     type Transport = <LocalSessionManager as SessionManager>::Transport;
 
     async fn create_session(&self) -> Result<(SessionId, Self::Transport), Self::Error> {
-        // The HTTP handler has checked `is_full` before, to give a better error. This check decides between requests that arrive at once.
-        let slot = Arc::clone(&self.slots).try_acquire_owned();
-        let slot = slot.map_err(|_| SessionsError::TooMany { most: self.most })?;
-        let (id, transport) = self.kept.create_session().await?;
-        self.used.lock().insert(id.clone(), SessionUse { _slot: slot, streams: 0, last: Instant::now() });
+        // The HTTP handler has already checked `is_full`, to answer with a better error. Only this check is safe against concurrent
+        // requests.
+        let permit = Arc::clone(&self.permits).try_acquire_owned();
+        let permit = permit.map_err(|_| SessionsError::TooMany { most: self.most })?;
+        let (id, transport) = self.inner.create_session().await?;
+        self.uses.lock().insert(id.clone(), SessionUse { _permit: permit, streams: 0, last: Instant::now() });
         Ok((id, transport))
     }
 
@@ -184,16 +190,16 @@ impl SessionManager for HttpSessions {
         message: ClientJsonRpcMessage,
     ) -> Result<ServerJsonRpcMessage, Self::Error> {
         self.mark_used(id);
-        Ok(self.kept.initialize_session(id, message).await?)
+        Ok(self.inner.initialize_session(id, message).await?)
     }
 
     async fn has_session(&self, id: &SessionId) -> Result<bool, Self::Error> {
-        Ok(self.kept.has_session(id).await?)
+        Ok(self.inner.has_session(id).await?)
     }
 
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
-        self.used.lock().remove(id);
-        Ok(self.kept.close_session(id).await?)
+        self.uses.lock().remove(id);
+        Ok(self.inner.close_session(id).await?)
     }
 
     async fn create_stream(
@@ -202,13 +208,13 @@ impl SessionManager for HttpSessions {
         message: ClientJsonRpcMessage,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
         self.mark_used(id);
-        let stream = self.kept.create_stream(id, message).await?;
+        let stream = self.inner.create_stream(id, message).await?;
         Ok(self.counted(id, stream, true))
     }
 
     async fn accept_message(&self, id: &SessionId, message: ClientJsonRpcMessage) -> Result<(), Self::Error> {
         self.mark_used(id);
-        Ok(self.kept.accept_message(id, message).await?)
+        Ok(self.inner.accept_message(id, message).await?)
     }
 
     async fn create_standalone_stream(
@@ -216,7 +222,7 @@ impl SessionManager for HttpSessions {
         id: &SessionId,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
         self.mark_used(id);
-        let stream = self.kept.create_standalone_stream(id).await?;
+        let stream = self.inner.create_standalone_stream(id).await?;
         Ok(self.counted(id, stream, false))
     }
 
@@ -226,7 +232,7 @@ impl SessionManager for HttpSessions {
         last_event_id: String,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
         self.mark_used(id);
-        let stream = self.kept.resume(id, last_event_id).await?;
+        let stream = self.inner.resume(id, last_event_id).await?;
         Ok(self.counted(id, stream, false))
     }
 }
@@ -236,18 +242,16 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn sessions_that_begin_at_once_share_the_bound() {
+    async fn concurrent_requests_cannot_exceed_the_limit_of_sessions() {
         let sessions = HttpSessions::new(3);
         let begun = join_all((0..10).map(|_| sessions.create_session())).await;
         assert_eq!(begun.iter().filter(|begun| begun.is_ok()).count(), 3);
         assert!(sessions.is_full());
         sessions.end_all().await;
         assert!(!sessions.is_full());
-        assert_eq!(sessions.slots.available_permits(), 3);
-        // A slot that was reserved for a session that never started is free again.
-        drop(sessions.slots.try_acquire());
-        let rooms: Vec<_> = std::iter::from_fn(|| sessions.slots.try_acquire().ok()).collect();
-        assert_eq!(rooms.len(), 3);
+        assert_eq!(sessions.permits.available_permits(), 3);
+        let taken: Vec<_> = std::iter::from_fn(|| sessions.permits.try_acquire().ok()).collect();
+        assert_eq!(taken.len(), 3);
         assert!(sessions.create_session().await.is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Converts the bytes of programs and files to text for a model. The text is bounded and says where something was left out.
+//! Converts the bytes of programs and files to text for a model. The text has a maximum size and says where something was left out.
 
 use std::collections::VecDeque;
 
@@ -28,14 +28,14 @@ pub(super) struct BoundedText {
 }
 
 impl HeadTail {
-    /// Keeps at most `most` bytes.
+    /// Keeps at most about `most` bytes: an odd limit is rounded up.
     pub(super) fn new(most: usize) -> Self {
         Self { head: Vec::new(), tail: VecDeque::new(), half: most.div_ceil(2), total: 0, lost: 0 }
     }
 
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.total += bytes.len() as u64;
-        // Bytes after a loss belong to the tail.
+        // Bytes after a loss belong to the tail, so that the text shows the loss between head and tail.
         let room = if self.lost > 0 { 0 } else { self.half - self.head.len() };
         let (first, rest) = bytes.split_at(room.min(bytes.len()));
         self.head.extend_from_slice(first);
@@ -51,9 +51,10 @@ impl HeadTail {
         self.lost += bytes;
     }
 
-    /// The last line that is not blank, as far as it is kept, and at most `most` characters of it.
+    /// The last line that is not blank, from the last `4 * most` kept bytes: at most `most` characters of it.
     pub(super) fn last_line(&self, most: usize) -> String {
         let all: Vec<u8> = self.head.iter().chain(&self.tail).copied().collect();
+        // A character has at most four bytes.
         let text = String::from_utf8_lossy(&all[all.len().saturating_sub(4 * most)..]).into_owned();
         let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
         line.chars().take(most).collect()
@@ -67,10 +68,10 @@ impl HeadTail {
             head.append(&mut tail);
             return BoundedText { text: lossy(&head), bytes: self.total, omitted: 0 };
         }
-        // Remove the incomplete part of a character that was cut in two.
+        // A character may be cut at the end of the head or at the start of the tail. Remove its bytes on both sides.
         head.truncate(head.len() - incomplete_end(&head));
-        let torn = tail.iter().take(3).take_while(|byte| is_continuation(**byte)).count();
-        tail.drain(..torn);
+        let incomplete_start = tail.iter().take(3).take_while(|byte| is_continuation(**byte)).count();
+        tail.drain(..incomplete_start);
         let omitted = self.total - (head.len() + tail.len()) as u64;
         let line_end = if head.is_empty() || head.ends_with(b"\n") { "" } else { "\n" };
         let text = format!("{}{line_end}[… {omitted} bytes left out …]\n{}", lossy(&head), lossy(&tail));
@@ -92,7 +93,7 @@ pub(super) fn cut_line(line: &str, most: usize) -> (String, bool) {
     (format!("{}[… {} bytes of this line left out …]", &line[..end], line.len() - end), true)
 }
 
-/// Whether bytes are not text: text contains no NUL.
+/// Whether bytes are not text: there is a NUL in the first 8 KiB.
 pub(super) fn is_binary(bytes: &[u8]) -> bool {
     bytes.iter().take(8 << 10).any(|byte| *byte == 0)
 }
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_whole_however_it_comes() {
+    fn output_within_the_limit_is_complete_however_it_is_split() {
         let whole = BoundedText { text: "abcdefgh".to_owned(), bytes: 8, omitted: 0 };
         assert_eq!(kept(8, &["abcdefgh"]), whole);
         assert_eq!(kept(8, &["a", "bcd", "", "efgh"]), whole);
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn of_more_the_beginning_and_the_end_stay_and_the_rest_is_counted() {
+    fn above_the_limit_the_head_and_the_tail_stay_and_the_rest_is_counted() {
         let text = "0123\n[… 6 bytes left out …]\nabcd";
         for parts in [&["01234567", "89abcd"][..], &["0123456789abcd"], &["01", "23456789ab", "c", "d"]] {
             assert_eq!(kept(8, parts), BoundedText { text: text.to_owned(), bytes: 14, omitted: 6 }, "{parts:?}");
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_on_the_way_is_counted_and_parts_what_is_around_it() {
+    fn lost_bytes_are_counted_and_shown_between_the_output_around_them() {
         let mut all = HeadTail::new(100);
         all.push(b"before\n");
         all.record_loss(1000);
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_takes_no_more_memory_than_the_bound() {
+    fn a_flood_of_output_takes_bounded_memory() {
         let mut all = HeadTail::new(1 << 10);
         for _ in 0..1000 {
             all.push(&[b'x'; 64 << 10]);
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn long_lines_are_cut_at_a_character() {
+    fn long_lines_are_truncated_between_characters() {
         assert_eq!(cut_line("short", 5), ("short".to_owned(), false));
         assert_eq!(cut_line("äääää", 3), ("ä[… 8 bytes of this line left out …]".to_owned(), true));
     }

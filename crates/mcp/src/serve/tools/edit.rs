@@ -1,10 +1,10 @@
-//! `edit_file`: replaces a text in a file. Protects against texts that are not unique and against concurrent writers.
+//! `edit_file`: replaces a text in a file. Refuses a text that is not unique, and does not overwrite the change of a concurrent writer.
 //!
 //! ```text
 //!  read (with its etag) ──▶ find ──▶ write, if the file still has that etag ──changed──▶ read again, a few times
 //! ```
 //!
-//! The tool never guesses. If the text is not found exactly, the error says where a similar text is.
+//! The tool never replaces a text that is only similar. If the exact text is not found, the error says where a similar one is.
 
 use std::{path::Path, sync::Arc};
 
@@ -17,14 +17,14 @@ use serde::{Deserialize, Serialize};
 use super::{CallContext, ToolFailure, ToolReply, files, or_default};
 use crate::serve::limits;
 
-/// How many attempts an edit makes if another writer changes the file between our read and write.
+/// How many times an edit is attempted. An attempt fails if another writer changes the file between our read and our write.
 const ATTEMPTS: usize = 5;
 
-/// The largest file in which a similar text is searched, in bytes.
-const NEAR_BYTES: usize = 1 << 20;
+/// The largest file in which a similar text is searched, and the largest such text, in bytes.
+const SIMILAR_BYTES: usize = 1 << 20;
 
-/// How many lines the error names if the text occurs several times.
-const NAMED: usize = 10;
+/// How many line numbers the error lists if the text occurs several times.
+const LISTED_LINES: usize = 10;
 
 /// Arguments of `edit_file`.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -57,7 +57,7 @@ pub(super) struct EditAnswer {
 
 pub(super) async fn edit(call: &CallContext<'_>, arguments: EditArguments) -> Result<ToolReply, ToolFailure> {
     if arguments.old.is_empty() {
-        return Err(failure!("`old` is empty; to make a file or write all of it, use write_file"));
+        return Err(failure!("`old` is empty; to create or replace a whole file, use write_file"));
     }
     if arguments.old == arguments.new {
         return Err(failure!("`old` and `new` are the same: there is nothing to change"));
@@ -72,7 +72,7 @@ pub(super) async fn edit(call: &CallContext<'_>, arguments: EditArguments) -> Re
             return Ok(ToolReply::new(text, &edited));
         }
     }
-    Err(failure!("`{}` keeps being changed by another writer; read it again and retry later", path.display()))
+    Err(failure!("another writer keeps changing `{}`; read it again and retry later", path.display()))
 }
 
 /// Reads, replaces and writes once. Returns `None` if another writer changed the file in between.
@@ -82,11 +82,13 @@ async fn attempt(
     arguments: &Arc<EditArguments>,
 ) -> Result<Option<EditAnswer>, ToolFailure> {
     let changing = async {
+        // One byte more than the limit, so that `change` notices a file above it.
         let (bytes, state) = files::read_part(call, path, Some(limits::EDITED_BYTES + 1), None).await?;
         let path = path.to_owned();
         let arguments = Arc::clone(arguments);
         // This passes over megabytes several times, so keep it off the async threads.
         let changed = tokio::task::spawn_blocking(move || change(&bytes, &arguments, &path)).await;
+        // The outer error is a panic of `change`, the inner one is its refusal.
         let changed = changed.map_err(|error| failure!("the edit failed: {error}"))??;
         Ok((changed, state))
     };
@@ -132,7 +134,7 @@ fn change(bytes: &[u8], arguments: &EditArguments, path: &Path) -> Result<Edited
     let Some(first) = old.find(bytes) else {
         return Err(ToolFailure(not_found_text(bytes, &arguments.old, path)));
     };
-    // Only count them: there may be as many occurrences as bytes.
+    // Count occurrences without collecting them: there can be as many as bytes.
     let places = old.find_iter(bytes).count();
     if places > 1 && !arguments.replace_all {
         return Err(ToolFailure(several_matches_text(bytes, &old, places, path)));
@@ -164,51 +166,54 @@ fn line_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 fn several_matches_text(bytes: &[u8], old: &Finder<'_>, places: usize, path: &Path) -> String {
-    let lines: Vec<String> = old.find_iter(bytes).take(NAMED).map(|at| line_at(bytes, at).to_string()).collect();
-    let more = if places > NAMED { " and more" } else { "" };
+    let lines: Vec<String> = old.find_iter(bytes).take(LISTED_LINES).map(|at| line_at(bytes, at).to_string()).collect();
+    let more = if places > LISTED_LINES { " and more" } else { "" };
     format!(
-        "`old` is in `{}` {places} times, at lines {}{more}; take more of the lines around the one that is meant, or set `replace_all`. \
-         Nothing was changed",
+        "`old` occurs in `{}` {places} times, at lines {}{more}; include more of the surrounding lines, or set `replace_all`. The file is \
+         unchanged",
         path.display(),
         lines.join(", ")
     )
 }
 
-/// The error text if `old` is not found: explains why by looking for a similar text.
+/// The error text if `old` is not found. Looks for a similar text to explain why.
 fn not_found_text(bytes: &[u8], old: &str, path: &Path) -> String {
-    let begin = format!("`old` is not in `{}`", path.display());
+    let prefix = format!("`old` is not in `{}`", path.display());
     let crlf = old.replace("\r\n", "\n").replace('\n', "\r\n");
     if crlf != old && Finder::new(&crlf).find(bytes).is_some() {
-        return format!("{begin}: its lines end with CR LF, write \\r\\n for each line end. Nothing was changed");
+        return format!(
+            "{prefix}: the lines of the file end with CR LF, so write each line end as \\r\\n. The file is unchanged"
+        );
     }
     match similar_line(bytes, old) {
         Some(line) => format!(
-            "{begin}; a text that differs from it only in blanks begins at line {line}. Read the lines there and take them as they \
-             are, without their numbers. Nothing was changed"
+            "{prefix}; a text that differs only in whitespace begins at line {line}. Read those lines and copy them exactly, without \
+             their numbers. The file is unchanged"
         ),
-        None => format!("{begin}; read the file and take the text as it is there. Nothing was changed"),
+        None => format!("{prefix}; read the file and copy the text exactly. The file is unchanged"),
     }
 }
 
 /// The line where the same words occur with different whitespace. Not searched in large files.
 fn similar_line(bytes: &[u8], old: &str) -> Option<u64> {
-    if bytes.len() > NEAR_BYTES || old.len() > NEAR_BYTES {
+    if bytes.len() > SIMILAR_BYTES || old.len() > SIMILAR_BYTES {
         return None;
     }
     let needle = normalized_words(old.trim());
-    let is_one = needle.trim_matches('\n').lines().count() == 1;
-    // A single line may match a part of a line.
-    let needle = if is_one { needle.trim_matches('\n') } else { &needle };
+    let is_one_line = needle.trim_matches('\n').lines().count() == 1;
+    // Without its line feeds, a single line also matches a part of a line.
+    let needle = if is_one_line { needle.trim_matches('\n') } else { &needle };
     if needle.trim().is_empty() {
         return None;
     }
     let text = normalized_words(&String::from_utf8_lossy(bytes));
     let at = Finder::new(needle).find(text.as_bytes())?;
-    // In `text`, each line is preceded by its line feed.
+    // `text` begins with an extra line feed, so its line numbers are higher by one. A needle of several lines begins with the line feed
+    // before its first line: `at + 1` skips that one.
     Some(line_at(text.as_bytes(), at + 1) - 1)
 }
 
-/// Normalizes whitespace: single spaces between words, a line feed before each line and after the last.
+/// Normalizes whitespace: a single space between words, and a line feed before the first line and after each line.
 fn normalized_words(text: &str) -> String {
     let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") + "\n");
     std::iter::once("\n".to_owned()).chain(lines).collect()
@@ -224,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn every_place_is_replaced_without_overlaps_and_the_rest_stays() {
+    fn occurrences_are_replaced_without_overlaps_and_the_rest_stays() {
         let text = |file, old, new| String::from_utf8(changed(file, old, new).unwrap().bytes).unwrap();
         assert_eq!(text("aaaaa", "aa", "b"), "bba");
         assert_eq!(text("one two one", "one", "1"), "1 two 1");
@@ -234,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_become_too_large_is_refused_before_it_is_made() {
+    fn a_result_above_the_limit_is_refused_before_it_is_built() {
         let (file, new) = ("x".repeat(1 << 20), "y".repeat(1 << 20));
         let ToolFailure(text) = changed(&file, "x", &new).unwrap_err();
         assert!(text.contains("would have more than 16777216 bytes"), "{text}");
@@ -243,16 +248,17 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_nearly_everywhere_is_looked_for_in_no_time() {
-        let file = "a\n".repeat(NEAR_BYTES / 2);
-        let old = format!("{}b", "a \n".repeat(NEAR_BYTES / 6));
+    fn the_search_for_a_similar_text_is_fast_and_skips_large_files() {
+        // Every line matches the beginning of the text: a naive search would take quadratic time.
+        let file = "a\n".repeat(SIMILAR_BYTES / 2);
+        let old = format!("{}b", "a \n".repeat(SIMILAR_BYTES / 6));
         assert!(changed(&file, &old, "x").is_err());
-        let large = format!("{}  let  a;\n", "\n".repeat(NEAR_BYTES));
+        let large = format!("{}  let  a;\n", "\n".repeat(SIMILAR_BYTES));
         assert_eq!(similar_line(large.as_bytes(), "let a;"), None);
     }
 
     #[test]
-    fn what_comes_near_is_told() {
+    fn the_error_explains_how_a_similar_text_differs() {
         let path = Path::new("/x");
         let text_for = |file: &str, old: &str| not_found_text(file.as_bytes(), old, path);
         assert!(text_for("a\r\nb\r\n", "a\nb").contains("CR LF"));
@@ -263,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn several_places_are_named_up_to_a_bound() {
+    fn the_lines_of_several_matches_are_listed_up_to_a_limit() {
         let file = "x\n".repeat(30);
         let text = several_matches_text(file.as_bytes(), &Finder::new("x"), 30, Path::new("/f"));
         assert!(text.contains("30 times, at lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and more"), "{text}");

@@ -1,4 +1,4 @@
-//! Files and directories: `read_file`, `write_file`, `list_directory`. The executor checks all paths, within the root if there is one.
+//! Files and directories: `read_file`, `write_file`, `list_directory`. If the server has a root, the executor keeps all paths within it.
 
 use std::{ffi::OsString, path::Path};
 
@@ -16,7 +16,7 @@ use exec_server_client::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{CallContext, OUTSIDE_ROOT, ToolFailure, ToolReply, within};
+use super::{CallContext, OUTSIDE_ROOT, ToolFailure, ToolReply, in_range};
 use crate::serve::{
     limits,
     text::{cut_line, is_binary, lossy},
@@ -25,7 +25,7 @@ use crate::serve::{
 /// The default number of lines in one answer.
 const LINES: u64 = 2000;
 
-/// How much is read first when the read starts at line 1. It shows whether the file is text, and it covers most files completely.
+/// The first read of a file that is read from line 1. It shows whether the file is text, and most files fit completely.
 const FIRST_BYTES: u64 = 1 << 20;
 
 /// The default number of directory entries in one answer.
@@ -37,7 +37,7 @@ const ENTRIES: u64 = 1000;
 pub(super) struct ReadFileArguments {
     /// The file to read. A relative path starts at the server's base directory.
     path: String,
-    /// The first line to return, starting at 1; default 1.
+    /// The number of the first line to return; default 1.
     #[schemars(range(min = 1))]
     offset: Option<u64>,
     /// The maximum number of lines, default 2000.
@@ -54,27 +54,27 @@ pub(super) struct ReadFileAnswer {
     first_line: u64,
     /// The number of lines in `content`.
     lines: u64,
-    /// The lines, unchanged except for those that were cut.
+    /// The lines. Those that are too long are truncated, and bytes that are not UTF-8 are replaced.
     content: String,
     /// The size of the whole file in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     size_bytes: Option<u64>,
     /// Whether the file has more lines after these.
     more: bool,
-    /// How many lines were cut because they are too long.
+    /// How many lines were truncated because they are too long.
     cut_lines: u64,
 }
 
 pub(super) async fn read(call: &CallContext<'_>, arguments: ReadFileArguments) -> Result<ToolReply, ToolFailure> {
-    let first = within("offset", arguments.offset, 1, 1..=u64::MAX)?;
-    let limit = within("limit", arguments.limit, LINES, 1..=limits::LINES)?;
+    let first = in_range("offset", arguments.offset, 1, 1..=u64::MAX)?;
+    let limit = in_range("limit", arguments.limit, LINES, 1..=limits::LINES)?;
     let path = call.server.executor.path(&arguments.path);
     let (bytes, size, at_end) = call.unless_cancelled(fetch(call, &path, first, limit)).await?;
     let shown = path.display().to_string();
     if is_binary(&bytes) {
         let size = size.map_or_else(String::new, |size| format!(", {size} bytes"));
         return Err(failure!(
-            "`{shown}` is a binary file{size}, not text; look at it with run_command (file, xxd, strings)"
+            "`{shown}` is a binary file{size}, not text; inspect it with run_command (file, xxd, strings)"
         ));
     }
     let taken = take_lines(&bytes, limit);
@@ -111,12 +111,11 @@ async fn fetch(
     let (bytes, result) = read_part(call, path, None, Some(Lines { first, count: limit })).await?;
     match result.eof {
         Some(at_end) => Ok((bytes, result.size, at_end)),
-        // A server without support for `lines` has sent the whole file.
+        // A server that does not know `lines` ignores it and sends the whole file.
         None => {
             let size = bytes.len() as u64;
-            let skipped =
-                bytes.split_inclusive(|byte| *byte == b'\n').take(usize::try_from(first - 1).unwrap_or(usize::MAX));
-            let skipped: usize = skipped.map(<[u8]>::len).sum();
+            let before = usize::try_from(first - 1).unwrap_or(usize::MAX);
+            let skipped: usize = bytes.split_inclusive(|byte| *byte == b'\n').take(before).map(<[u8]>::len).sum();
             Ok((bytes.slice(skipped..), Some(size), true))
         }
     }
@@ -141,7 +140,7 @@ pub(super) async fn read_part(
     let read = executor.client().await?.request::<requests::FsReadFile>(&params).await;
     let mut result = read.map_err(|error| read_failure(path, &error))?;
     let bytes = base64::decode(&std::mem::take(&mut result.data_base64))
-        .map_err(|_| failure!("read `{}`: the answer of the executor is not base64", path.display()))?;
+        .map_err(|_| failure!("read `{}`: the executor's answer is not valid base64", path.display()))?;
     Ok((Bytes::from(bytes), result))
 }
 
@@ -149,13 +148,14 @@ pub(super) async fn read_part(
 fn read_failure(path: &Path, error: &exec_server_client::Error) -> ToolFailure {
     let shown = path.display().to_string();
     let reason = error.to_string();
+    // Some errors of servers name the path already.
     let text = if reason.contains(&shown) { reason } else { format!("read `{shown}`: {reason}") };
     let advice = match error.server_kind() {
         Some(Kind::NotFound) => "; check the path with list_directory or search_files",
         Some(Kind::SandboxDenied) => OUTSIDE_ROOT,
         Some(Kind::IsADirectory) => "; use list_directory",
         Some(Kind::NotRegularFile) => "; a directory is listed with list_directory",
-        Some(Kind::FileTooLarge) => "; look at parts of it with run_command (head, sed, grep)",
+        Some(Kind::FileTooLarge) => "; read parts of it with run_command (head, sed, grep)",
         _ => "",
     };
     failure!("{text}{advice}")
@@ -166,9 +166,13 @@ fn read_failure(path: &Path, error: &exec_server_client::Error) -> ToolFailure {
 struct TakenLines {
     content: String,
     lines: u64,
+    /// How many of the lines were truncated.
     cut: u64,
+    /// More lines follow in the same bytes.
     more: bool,
+    /// At least one line ends with CR LF.
     is_crlf: bool,
+    /// Bytes that are not UTF-8 were replaced.
     is_replaced: bool,
 }
 
@@ -202,11 +206,11 @@ impl ReadFileAnswer {
         let mut text: String = numbered.collect();
         let next = self.first_line + self.lines;
         if self.more {
-            text.push_str(&format!("[the file goes on: read on with offset {next}]\n"));
+            text.push_str(&format!("[more lines follow: continue with offset {next}]\n"));
         }
         if self.cut_lines > 0 {
             let most = limits::LINE_BYTES;
-            text.push_str(&format!("[{} lines are longer than {most} bytes and cut]\n", self.cut_lines));
+            text.push_str(&format!("[{} lines are longer than {most} bytes and were truncated]\n", self.cut_lines));
         }
         if is_crlf {
             text.push_str("[lines end with CR LF]\n");
@@ -255,6 +259,7 @@ pub(super) async fn write(call: &CallContext<'_>, arguments: WriteFileArguments)
     };
     let (files, created) = call.unless_cancelled(checking).await?;
     let writing = async {
+        // Fails with `NotFound` if the parent directory is missing.
         match files.write_file(&path, bytes.clone(), WriteOptions::default()).await {
             Err(error) if error.kind == FileErrorKind::NotFound => {
                 if let Some(parent) = path.parent() {
@@ -267,7 +272,7 @@ pub(super) async fn write(call: &CallContext<'_>, arguments: WriteFileArguments)
     };
     let written = call.until_settled(writing).await?;
     let shown = path.display().to_string();
-    let text = format!("{} `{shown}`, {size} bytes", if created { "made" } else { "replaced" });
+    let text = format!("{} `{shown}`, {size} bytes", if created { "created" } else { "replaced" });
     Ok(ToolReply::new(text, &WriteFileAnswer { path: shown, bytes: size, created, atomic: written.atomic }))
 }
 
@@ -311,7 +316,7 @@ struct DirectoryRow {
 }
 
 pub(super) async fn list(call: &CallContext<'_>, arguments: ListDirectoryArguments) -> Result<ToolReply, ToolFailure> {
-    let limit = within("limit", arguments.limit, ENTRIES, 1..=limits::ENTRIES)?;
+    let limit = in_range("limit", arguments.limit, ENTRIES, 1..=limits::ENTRIES)?;
     let path = call.server.executor.path(arguments.path.as_deref().unwrap_or("."));
     let after = arguments.after.map(OsString::from);
     let listing = async { page(&call.server.executor.files().await?, &path, after).await };
@@ -338,9 +343,10 @@ async fn page(
             };
             Ok((entries.into_iter().map(row).collect(), more))
         }
-        // An older server: use the method that returns less information.
+        // An older server has only a method without sizes, links and pages.
         Err(error) if error.kind == FileErrorKind::Unsupported => {
             let mut all = files.read_directory(path).await?;
+            // This method has neither order nor `after`.
             all.retain(|entry| after.as_ref().is_none_or(|after| entry.name > *after));
             all.sort_by(|one, other| one.name.cmp(&other.name));
             let rows = all.iter().map(|entry| {
@@ -383,7 +389,7 @@ impl ListDirectoryAnswer {
             text.push_str(&line);
         }
         if let (true, Some(last)) = (self.more, self.entries.last()) {
-            text.push_str(&format!("[there are more: go on with after {:?}]\n", last.name));
+            text.push_str(&format!("[there are more entries: continue with after {:?}]\n", last.name));
         }
         text
     }
@@ -394,7 +400,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_taken_as_they_are() {
+    fn lines_keep_their_ends_up_to_the_limit() {
         let taken = take_lines(b"a\nb\r\nc", 2);
         assert_eq!(
             taken,
@@ -407,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn long_lines_are_cut_and_long_files_end_early() {
+    fn long_lines_are_truncated_and_an_answer_has_a_maximum_size() {
         let line = format!("{}\n", "x".repeat(10_000));
         let taken = take_lines(line.as_bytes(), 2);
         assert_eq!((taken.lines, taken.cut, taken.more), (1, 1, false));

@@ -1,8 +1,9 @@
 //! The tools of a session: a table with their descriptions and schemas, and the dispatch from a tool's name to its function.
 //!
-//! A tool takes its own argument type and returns a [`ToolReply`] or a [`ToolFailure`]. Both are results of the call. A failure has `isError` and a
-//! text that says what to do next. `run` runs commands, `processes` handles processes that outlive a call and keeps them in a `process_table`,
-//! `files` and `edit` work on files, and `search` searches directory trees.
+//! A tool takes its own argument type and returns a [`ToolReply`] or a [`ToolFailure`]. The client gets either one as the result of the
+//! call, not as a protocol error. A failure has `isError` and a text that says what to do next. `run` runs commands, `processes` handles
+//! processes that outlive a call and keeps them in a `process_table`, `files` and `edit` work on files, and `search` searches directory
+//! trees.
 
 /// A failure with a formatted text.
 macro_rules! failure {
@@ -33,15 +34,21 @@ pub(super) use process_table::ProcessTable;
 
 use super::{McpServer, limits, process_sessions::ProcessSession, until_set};
 
-/// Time limit for a change of a file. A cut link is usually back sooner.
+/// Time limit for changing a file. It leaves time to reconnect after a cut link.
 const CHANGE_WITHIN: Duration = Duration::from_secs(60);
 
-/// How long a cancelled change may take to complete. Shorter than the time that calls have when the server ends.
+/// How long a cancelled change may take to complete. Shorter than the time that calls have when the server shuts down.
 const SETTLE_WITHIN: Duration = Duration::from_secs(2);
+
+/// How many bytes of a command a list shows.
+const SHOWN_COMMAND_BYTES: usize = 200;
 
 /// The advice for a path that the sandbox denies.
 const OUTSIDE_ROOT: &str =
-    "; only what is beneath the root of this server can be used, and none of the server's own files";
+    "; a path must be below the root of this server, if it has one, and must not be one of the server's own files";
+
+/// The advice for a change whose outcome is unknown.
+const MAY_HAVE_CHANGED: &str = "; the change may have been made, so check before you try again";
 
 /// One call and its context.
 pub(super) struct CallContext<'a> {
@@ -55,7 +62,7 @@ pub(super) struct CallContext<'a> {
 }
 
 impl CallContext<'_> {
-    /// Resolves when the answer is not needed: the client cancelled the call, or the server ends. Returns the reason.
+    /// Resolves when the client cancels the call or the server shuts down. Returns the reason.
     async fn cancelled(&self) -> &'static str {
         let mut ending = self.server.ending.subscribe();
         // Both arms are cancel safe.
@@ -66,16 +73,22 @@ impl CallContext<'_> {
     }
 
     /// Runs an operation that changes nothing. It is dropped if the call is cancelled.
-    async fn unless_cancelled<T>(&self, doing: impl Future<Output = Result<T, ToolFailure>>) -> Result<T, ToolFailure> {
+    async fn unless_cancelled<T>(
+        &self,
+        operation: impl Future<Output = Result<T, ToolFailure>>,
+    ) -> Result<T, ToolFailure> {
         tokio::select! {
-            done = doing => done,
+            done = operation => done,
             why = self.cancelled() => Err(failure!("{why}")),
         }
     }
 
     /// Runs an operation that changes something. After a cancellation it still gets a short time to complete. Its total time is limited.
-    async fn until_settled<T>(&self, doing: impl Future<Output = Result<T, ToolFailure>>) -> Result<T, ToolFailure> {
-        let over = async {
+    async fn until_settled<T>(
+        &self,
+        operation: impl Future<Output = Result<T, ToolFailure>>,
+    ) -> Result<T, ToolFailure> {
+        let out_of_time = async {
             tokio::select! {
                 why = self.cancelled() => {
                     time::sleep(SETTLE_WITHIN).await;
@@ -87,8 +100,8 @@ impl CallContext<'_> {
             }
         };
         tokio::select! {
-            done = doing => done,
-            why = over => Err(failure!("{why}; look before you do it again, it may have happened")),
+            done = operation => done,
+            why = out_of_time => Err(failure!("{why}{MAY_HAVE_CHANGED}")),
         }
     }
 }
@@ -103,7 +116,7 @@ pub(super) struct ToolReply {
 
 impl ToolReply {
     fn new(text: impl Into<String>, data: &impl Serialize) -> Self {
-        // Cannot fail: our result types are structs, and the keys of their maps are strings.
+        // Cannot fail: the result types are structs of numbers, texts and lists.
         let data = serde_json::to_value(data).expect("a result is JSON");
         Self { text: text.into(), data, is_error: false }
     }
@@ -126,7 +139,7 @@ impl From<exec_server_client::Error> for ToolFailure {
             Some(Kind::CwdNotFound) => "; check `cwd` with list_directory",
             Some(Kind::SandboxDenied) => OUTSIDE_ROOT,
             _ if error.kind() == ErrorKind::SessionLost => {
-                "; its processes are gone, but the executor can be used again: call the tool once more"
+                "; all processes of this session are gone; call the tool again to continue in a new one"
             }
             _ => "",
         };
@@ -140,7 +153,7 @@ impl From<fs::FileError> for ToolFailure {
             fs::FileErrorKind::NotFound => "; check the path with list_directory or search_files",
             fs::FileErrorKind::SandboxDenied => OUTSIDE_ROOT,
             fs::FileErrorKind::IsADirectory => "; it is a directory: use list_directory",
-            fs::FileErrorKind::Disconnected => "; look before you do it again, it may have happened",
+            fs::FileErrorKind::Disconnected => MAY_HAVE_CHANGED,
             _ => "",
         };
         Self(format!("{error}{advice}"))
@@ -183,7 +196,7 @@ impl CommandArgument {
             Self::Shell(text) => text.clone(),
             Self::Program(words) => words.join(" "),
         };
-        super::text::cut_line(&text, 200).0
+        super::text::cut_line(&text, SHOWN_COMMAND_BYTES).0
     }
 }
 
@@ -193,10 +206,10 @@ fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserial
 }
 
 /// Returns the value or its default, or fails if it is out of range.
-fn within(name: &str, value: Option<u64>, default: u64, range: RangeInclusive<u64>) -> Result<u64, ToolFailure> {
+fn in_range(name: &str, value: Option<u64>, default: u64, range: RangeInclusive<u64>) -> Result<u64, ToolFailure> {
     match value.unwrap_or(default) {
         value if range.contains(&value) => Ok(value),
-        value => Err(failure!("`{name}` must be from {} to {}, not {value}", range.start(), range.end())),
+        value => Err(failure!("`{name}` must be between {} and {}, not {value}", range.start(), range.end())),
     }
 }
 
@@ -241,7 +254,7 @@ macro_rules! tools {
             arguments: JsonObject,
         ) -> Result<ToolReply, ToolFailure> {
             match name {
-                $($name => with(arguments, |arguments| $function(call, arguments)).await,)*
+                $($name => parse_and_call(arguments, |arguments| $function(call, arguments)).await,)*
                 other => Err(failure!("unknown tool `{other}`")),
             }
         }
@@ -250,53 +263,53 @@ macro_rules! tools {
 
 tools! {
     "run_command", "Run a command", Anything, run::run[run::RunArguments] -> run::RunAnswer:
-        "Runs a command to its end and returns its exit code, standard output and standard error. `command` is one \
-        text for the shell, or an array of program and arguments, which needs no quoting. Nothing can be typed into it: its \
-        standard input is empty. Of long output the beginning and the end are returned, and how many bytes are left out. When \
-        `timeout_ms` is over, or the call is cancelled, the command and everything it started is ended; what it wrote until then is \
-        returned. What it leaves running in the background is ended soon where it holds the output open, and with this session at the \
-        latest: use start_process for servers and watchers.";
+        "Runs a command until it exits, and returns its exit code, standard output and standard error. `command` is one string for the \
+        shell, or an array of the program and its arguments, which needs no quoting. Standard input is empty. If the output is long, only \
+        its beginning and its end are returned, with the number of bytes left out between them. When `timeout_ms` has passed or the call \
+        is cancelled, the command and everything it started are terminated, and the output so far is returned. Background processes that \
+        keep the output open are terminated about a second after the command exits, and all others when this session ends: use \
+        start_process for servers and watchers.";
     "start_process", "Start a process", Anything, processes::start[processes::StartArguments] -> processes::StartAnswer:
-        "Starts a program that keeps running, such as a server, a watcher or an interactive program, and returns at once with \
-        its `process_id`. Read what it writes with read_output, write to it with write_stdin, end it with signal_process. It \
-        ends with this session at the latest.";
-    "read_output", "Read what a process wrote", Reads, processes::read[processes::ReadOutputArguments] -> processes::ReadOutputAnswer:
-        "Returns what a process wrote since the last read_output (or after `after`, a cursor from an earlier answer), and \
-        whether it has ended. With `wait_ms` it waits for something new. Output that is no longer kept is told as \
-        `gap_bytes`.";
+        "Starts a program that keeps running, such as a server, a watcher or an interactive program, and returns its `process_id` at \
+        once. Read its output with read_output, write to it with write_stdin, and end it with signal_process. A process that is still \
+        running when this session ends is killed.";
+    "read_output", "Read the output of a process", Reads, processes::read[processes::ReadOutputArguments] -> processes::ReadOutputAnswer:
+        "Returns the output of a process since the last read_output, or since `after`, a cursor from an earlier answer, and whether the \
+        process has exited. With `wait_ms` it waits for new output. Old output that was not read in time may be dropped; `gap_bytes` \
+        says how much.";
     "write_stdin", "Write to a process", Changes, processes::write[processes::WriteStdinArguments] -> processes::WriteStdinAnswer:
-        "Writes a text to the standard input of a process that start_process has started, and closes it with `close`. Lines need \
-        their line end: a program that reads lines waits for it.";
+        "Writes text to the standard input of a process that start_process has started. With `close`, closes standard input after it. \
+        End each line with a line feed: a program that reads lines waits for it.";
     "signal_process", "End or signal a process", Changes, processes::signal[processes::SignalArguments] -> processes::SignalAnswer:
-        "Ends a process and everything it started (`signal` absent or `terminate`: SIGTERM, and SIGKILL where that does not \
-        help within `grace_ms`), or sends one signal such as INT, HUP or KILL to its process group.";
+        "Without `signal`, or with `terminate`, ends a process and everything it started: sends SIGTERM, and SIGKILL if it is still \
+        running after `grace_ms`. Otherwise sends one signal, such as INT, HUP or KILL, to the process group.";
     "list_processes", "List processes", Reads, processes::list[processes::ListProcessesArguments] -> processes::ListProcessesAnswer:
         "Lists the processes that start_process has started in this session, each with its state.";
     "read_file", "Read a file", Reads, files::read[files::ReadFileArguments] -> files::ReadFileAnswer:
-        "Returns lines of a text file with their numbers: by default the first 2000, else `limit` lines from line `offset` on. \
-        Long lines are cut and marked as cut. The numbers and the tab behind them are not part of the file.";
+        "Returns numbered lines of a text file: by default the first 2000, otherwise `limit` lines starting at line `offset`. Long lines \
+        are truncated and marked. The number and the tab before each line are not part of the file.";
     "write_file", "Write a file", Sets, files::write[files::WriteFileArguments] -> files::WriteFileAnswer:
-        "Writes a whole file: makes it, with the directories above it, or replaces it in one step, so that no reader sees a \
-        partial file. To change a part of a file use edit_file.";
+        "Writes a whole file: creates it, with missing parent directories, or replaces its content. `atomic` in the result says whether \
+        the file was replaced in one step. To change a part of a file, use edit_file.";
     "edit_file", "Edit a file", Changes, edit::edit[edit::EditArguments] -> edit::EditAnswer:
-        "Replaces `old` by `new` in a file. `old` must be in the file exactly once, with all its blanks and line ends: take \
-        enough of the lines around it to make it unique, or set `replace_all`. Nothing is changed if it is not found, found more than \
-        once, or if another writer changes the file at the same time.";
+        "Replaces `old` with `new` in a file. `old` must match exactly, including spaces and line ends, and occur exactly once: include \
+        enough surrounding lines to make it unique, or set `replace_all`. The file stays unchanged if `old` is not found, if it occurs \
+        more than once without `replace_all`, or if another writer keeps changing the file.";
     "list_directory", "List a directory", Reads, files::list[files::ListDirectoryArguments] -> files::ListDirectoryAnswer:
-        "Lists the entries of a directory in the order of their names: kind, size, and where links lead.";
+        "Lists the entries of a directory, sorted by name, with their kinds and sizes, and the targets of symbolic links.";
     "search_files", "Search files", Reads, search::search[search::SearchArguments] -> search::SearchAnswer:
-        "Searches a tree. With `pattern`, a regular expression, it returns the lines that match, in files whose paths match `glob` \
-        where that is given; with `glob` alone, the paths that match. What .gitignore leaves out is not searched, nor are hidden \
-        files, unless `all` is set.";
+        "Searches a directory tree. With `pattern`, a regular expression, it returns the matching lines; `glob` then limits the files by \
+        path. With `glob` alone, it returns the matching paths. Hidden files and files that .gitignore excludes are skipped unless `all` \
+        is set.";
 }
 
-/// Tools that only read, but are useless without processes.
-const OF_PROCESSES: [&str; 2] = ["read_output", "list_processes"];
+/// Tools that only read, but are useless on a server that starts no processes.
+const PROCESS_TOOLS: [&str; 2] = ["read_output", "list_processes"];
 
 /// The tools that a server offers.
 pub(super) fn offered(read_only: bool) -> Vec<Tool> {
     let is_offered = |spec: &&ToolSpec| {
-        !read_only || (matches!(spec.effect, ToolEffect::Reads) && !OF_PROCESSES.contains(&spec.name))
+        !read_only || (matches!(spec.effect, ToolEffect::Reads) && !PROCESS_TOOLS.contains(&spec.name))
     };
     TOOLS.iter().filter(is_offered).map(tool).collect()
 }
@@ -306,7 +319,7 @@ pub(super) fn exists(name: &str) -> bool {
     TOOLS.iter().any(|spec| spec.name == name)
 }
 
-/// Calls an offered tool.
+/// Calls a tool. The caller has checked that it is offered.
 pub(super) async fn dispatch(name: &str, call: &CallContext<'_>, arguments: JsonObject) -> CallToolResult {
     match call_tool(name, call, arguments).await {
         Ok(ToolReply { text, data, is_error }) => {
@@ -320,13 +333,13 @@ pub(super) async fn dispatch(name: &str, call: &CallContext<'_>, arguments: Json
 }
 
 /// Parses the arguments and calls the tool. Parse errors are results, not protocol errors, so that the model sees and corrects them.
-async fn with<A: DeserializeOwned, F: Future<Output = Result<ToolReply, ToolFailure>>>(
+async fn parse_and_call<A: DeserializeOwned, F: Future<Output = Result<ToolReply, ToolFailure>>>(
     arguments: JsonObject,
     tool: impl FnOnce(A) -> F,
 ) -> Result<ToolReply, ToolFailure> {
     match serde_json::from_value(Value::Object(arguments)) {
         Ok(arguments) => tool(arguments).await,
-        Err(error) => Err(failure!("the arguments cannot be used: {error}")),
+        Err(error) => Err(failure!("invalid arguments: {error}")),
     }
 }
 
@@ -344,11 +357,11 @@ fn tool(spec: &ToolSpec) -> Tool {
         .with_annotations(hints)
 }
 
-/// The schema of a type, without references and without non-standard formats, because some clients understand neither.
+/// The schema of a type, without references and without the non-standard integer formats of schemars, because some clients reject both.
 fn schema<T: JsonSchema>() -> Arc<JsonObject> {
     let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
     let mut schema = settings.into_generator().into_root_schema_for::<T>().to_value();
-    strip(&mut schema);
+    strip_integer_formats(&mut schema);
     let Value::Object(mut object) = schema else { unreachable!("the arguments and results of tools are structs") };
     object.remove("title");
     object.remove("description");
@@ -357,14 +370,15 @@ fn schema<T: JsonSchema>() -> Arc<JsonObject> {
     Arc::new(object)
 }
 
-fn strip(value: &mut Value) {
+/// Removes formats such as `uint64`.
+fn strip_integer_formats(value: &mut Value) {
     match value {
         Value::Object(object) => {
-            let is_ours = |format: &Value| format.as_str().is_some_and(|format| format.contains("int"));
-            object.retain(|key, value| key != "format" || !is_ours(value));
-            object.values_mut().for_each(strip);
+            let is_integer = |format: &Value| format.as_str().is_some_and(|format| format.contains("int"));
+            object.retain(|key, value| key != "format" || !is_integer(value));
+            object.values_mut().for_each(strip_integer_formats);
         }
-        Value::Array(values) => values.iter_mut().for_each(strip),
+        Value::Array(values) => values.iter_mut().for_each(strip_integer_formats),
         _ => {}
     }
 }
@@ -385,19 +399,19 @@ mod tests {
             assert_eq!(tool.output_schema.as_ref().unwrap()["type"], "object", "{text}");
             assert!(tool.input_schema["properties"].is_object(), "{text}");
             assert!(tool.output_schema.as_ref().unwrap()["properties"].is_object(), "{text}");
-            let described = |schema: &JsonObject| {
+            let undescribed = |schema: &JsonObject| {
                 let all = schema.get("properties").and_then(Value::as_object).into_iter().flatten();
                 all.filter(|(_, property)| property.get("description").is_none()).count()
             };
-            assert_eq!(described(&tool.input_schema), 0, "{text}");
-            assert_eq!(described(tool.output_schema.as_ref().unwrap()), 0, "{text}");
+            assert_eq!(undescribed(&tool.input_schema), 0, "{text}");
+            assert_eq!(undescribed(tool.output_schema.as_ref().unwrap()), 0, "{text}");
             let hints = tool.annotations.as_ref().unwrap();
             assert!(hints.read_only_hint.is_some() && hints.open_world_hint.is_some(), "{text}");
         }
     }
 
     #[test]
-    fn a_read_only_server_offers_nothing_that_changes_or_runs() {
+    fn a_read_only_server_offers_only_tools_that_read_files() {
         let names: Vec<String> = offered(true).iter().map(|tool| tool.name.to_string()).collect();
         assert_eq!(names, ["read_file", "list_directory", "search_files"]);
         for tool in offered(true) {
@@ -406,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_a_text_or_words_and_nothing_else() {
+    fn a_command_is_a_string_or_an_array_of_strings() {
         let read = |value: Value| serde_json::from_value::<CommandArgument>(value).map_err(|error| error.to_string());
         let argv = |value| read(value).unwrap().argv("/bin/sh");
         assert_eq!(argv("a | b".into()), Ok(["/bin/sh", "-c", "a | b"].map(str::to_owned).to_vec()));
@@ -421,9 +435,9 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_held_to_their_bounds() {
-        assert_eq!(within("n", None, 7, 1..=9), Ok(7));
-        assert_eq!(within("n", Some(9), 7, 1..=9), Ok(9));
-        assert_eq!(within("n", Some(10), 7, 1..=9), Err(failure!("`n` must be from 1 to 9, not 10")));
+    fn a_number_out_of_range_is_refused() {
+        assert_eq!(in_range("n", None, 7, 1..=9), Ok(7));
+        assert_eq!(in_range("n", Some(9), 7, 1..=9), Ok(9));
+        assert_eq!(in_range("n", Some(10), 7, 1..=9), Err(failure!("`n` must be between 1 and 9, not 10")));
     }
 }

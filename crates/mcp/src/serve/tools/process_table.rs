@@ -1,5 +1,5 @@
-//! The processes of one MCP session, under short ids, and how far each one was read. The table is bounded; processes that are being started
-//! count too.
+//! The processes of one MCP session, under short ids, and how far the output of each was read. The table is bounded. A process that is
+//! being started counts too.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub(in crate::serve) struct ProcessTable(Mutex<ProcessTableState>);
 struct ProcessTableState {
     /// The number of the process that was started last.
     last: u64,
-    /// How many processes are being started and have a reserved slot.
+    /// How many slots are reserved for processes that are being started.
     starting: usize,
     all: BTreeMap<u64, ProcessEntry>,
 }
@@ -30,7 +30,7 @@ pub(super) struct ProcessEntry {
     pub(super) started: Instant,
     /// The sequence number of the last event that was read.
     pub(super) cursor: u64,
-    /// How many output bytes there were up to `cursor`, read or lost.
+    /// How many output bytes come before `cursor`, read or lost.
     pub(super) position: u64,
     /// For each stream, the first bytes of a character whose end was not read yet at `cursor`.
     pub(super) incomplete: IncompleteChars,
@@ -61,18 +61,21 @@ impl ProcessTable {
         }
         let known: Vec<String> = entries.all.keys().map(|number| format!("p{number}")).collect();
         let known = match known.is_empty() {
-            true => "there is none".to_owned(),
+            true => "it has started no process".to_owned(),
             false => format!("there are {}", known.join(", ")),
         };
         let id: String = id.chars().take(32).collect();
         Err(failure!("no process `{id}` in this session; {known}"))
     }
 
+    /// Moves the position of a process to the end of a read.
     pub(super) fn advance(&self, number: u64, cursor: u64, position: u64, incomplete: IncompleteChars) {
         if let Some(entry) = self.0.lock().all.get_mut(&number) {
             // Of two concurrent reads, the one that got further counts.
             if cursor >= entry.cursor {
-                (entry.cursor, entry.position, entry.incomplete) = (cursor, position, incomplete);
+                entry.cursor = cursor;
+                entry.position = position;
+                entry.incomplete = incomplete;
             }
         }
     }
@@ -82,10 +85,11 @@ impl ProcessTable {
     }
 }
 
-/// A reserved slot in the table for a process that is being started. Dropping it frees the slot.
+/// A slot reserved for a process that is being started. Dropping it ends the reservation.
 pub(super) struct ProcessSlot<'a>(&'a ProcessTable);
 
 impl ProcessSlot<'_> {
+    /// Adds the started process and returns its number. Dropping `self` then ends the reservation, because the entry itself counts now.
     pub(super) fn fill(self, process: Process, command: String) -> u64 {
         let mut entries = self.0.0.lock();
         entries.last += 1;
@@ -108,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_taken_before_anything_is_started_and_free_again_where_nothing_was() {
+    fn a_reserved_slot_counts_and_is_freed_when_it_is_dropped_unfilled() {
         let table = ProcessTable::default();
         let slots: Vec<ProcessSlot<'_>> = std::iter::from_fn(|| table.reserve()).collect();
         assert_eq!(slots.len(), PROCESSES);

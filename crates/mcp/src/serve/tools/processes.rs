@@ -1,9 +1,9 @@
 //! Processes that outlive a call: `start_process`, `read_output`, `write_stdin`, `signal_process`, `list_processes`.
 //!
-//! Each session has one [`ProcessTable`] with the processes that it started, under short ids. A session cannot address the processes of another
-//! one. Unread output stays on the executor up to its limit, then the oldest output is dropped, so that a process whose output is not read
-//! does not block. The table is limited too: the oldest ended process makes room for a new one. Processes end only on request or with the
-//! session.
+//! Each session has one [`ProcessTable`] with the processes that it started, under short ids. A session cannot address the processes of
+//! another one. Unread output stays on the executor up to its limit. Beyond that the oldest output is dropped, so that a process whose
+//! output is not read does not block. The table is limited too: when it is full, a new process replaces the oldest one that has exited. A
+//! process runs until it exits, `signal_process` ends it, or the session ends.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -19,9 +19,8 @@ use serde::{Deserialize, Serialize};
 use tokio::time;
 
 use super::{
-    CallContext, CommandArgument, ToolFailure, ToolReply, or_default,
+    CallContext, CommandArgument, ToolFailure, ToolReply, in_range, or_default,
     process_table::{IncompleteChars, ProcessEntry, ProcessSlot, ProcessTable},
-    within,
 };
 use crate::serve::{
     limits,
@@ -71,9 +70,7 @@ pub(super) struct StartAnswer {
 
 pub(super) async fn start(call: &CallContext<'_>, arguments: StartArguments) -> Result<ToolReply, ToolFailure> {
     if !call.has_session {
-        return Err(failure!(
-            "a process needs a session to belong to: begin one with `initialize`, or use run_command"
-        ));
+        return Err(failure!("start_process needs a session: send `initialize` first, or use run_command"));
     }
     let executor = &call.server.executor;
     let shown = arguments.command.show();
@@ -99,20 +96,21 @@ pub(super) async fn start(call: &CallContext<'_>, arguments: StartArguments) -> 
     let pid = process.pid();
     let process_id = format!("p{}", slot.fill(process, shown.clone()));
     let pid_text = pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
-    let text = format!("started `{shown}` as {process_id}{pid_text}; read_output shows what it writes");
+    let text = format!("started `{shown}` as {process_id}{pid_text}; read_output returns its output");
     Ok(ToolReply::new(text, &StartAnswer { process_id, pid }))
 }
 
-/// Reserves a slot. If the table is full, removes the oldest ended process.
+/// Reserves a slot. If the table is full, removes the oldest process that has exited.
 async fn reserve_slot<'a>(table: &'a ProcessTable, client: &Client) -> Result<ProcessSlot<'a>, ToolFailure> {
-    // Terminates: each round but the last removes an entry from a bounded table, or finds that another call has removed it.
+    // The loop ends: each round frees a slot or fails. Only calls that take the freed slot first can cause another round.
     loop {
         if let Some(slot) = table.reserve() {
             return Ok(slot);
         }
         let known = states(client).await?;
         let all = table.snapshot();
-        let Some((number, entry)) = all.into_iter().find(|(_, entry)| state(entry, &known).exited) else {
+        let has_exited = |(number, entry): &(u64, ProcessEntry)| process_row(*number, entry, &known).exited;
+        let Some((number, entry)) = all.into_iter().find(has_exited) else {
             let most = limits::PROCESSES;
             return Err(failure!("{most} processes are running in this session; end one with signal_process first"));
         };
@@ -130,7 +128,7 @@ pub(super) struct ReadOutputArguments {
     process_id: String,
     /// Returns only output after this cursor; 0 means from the beginning. Default: continue after the last read.
     after: Option<u64>,
-    /// Waits up to this many milliseconds for new output, default 0.
+    /// Waits up to this many milliseconds for new output; default 0.
     #[schemars(range(min = 0, max = 300_000))]
     wait_ms: Option<u64>,
     /// The maximum number of bytes, default 65536. A single chunk of up to 65536 bytes is never split.
@@ -143,16 +141,17 @@ pub(super) struct ReadOutputArguments {
 pub(super) struct ReadOutputAnswer {
     /// The output, in order.
     output: Vec<OutputPiece>,
-    /// The end of this answer. Give it as `after` to continue from here.
+    /// The position after this output. Give it as `after` to continue from here.
     cursor: u64,
-    /// How many bytes before this output are no longer kept. An upper bound if `after` was given and is not 0.
+    /// How many bytes before this output were dropped and cannot be read. If `after` was given and is not 0, this may count bytes before
+    /// `after` too.
     gap_bytes: u64,
-    /// Whether the process has ended and all output from before its end has been read.
+    /// Whether the process has exited and all output from before its exit has been read.
     exited: bool,
     /// The exit code, or 128 + n after signal n.
     #[serde(skip_serializing_if = "Option::is_none")]
     exit_code: Option<i32>,
-    /// Whether no more output can follow: the process and all processes that could write to its streams have ended.
+    /// Whether no more output can follow: the process and all processes that could write to its streams have exited.
     closed: bool,
 }
 
@@ -166,22 +165,25 @@ struct OutputPiece {
 }
 
 pub(super) async fn read(call: &CallContext<'_>, arguments: ReadOutputArguments) -> Result<ToolReply, ToolFailure> {
-    let wait = within("wait_ms", arguments.wait_ms, 0, 0..=limits::WAIT_MS)?;
-    let most = within("max_bytes", arguments.max_bytes, READ_BYTES, 1..=limits::OUTPUT_BYTES)?;
+    let wait = in_range("wait_ms", arguments.wait_ms, 0, 0..=limits::WAIT_MS)?;
+    let most = in_range("max_bytes", arguments.max_bytes, READ_BYTES, 1..=limits::OUTPUT_BYTES)?;
     let (number, entry) = call.table.find(&arguments.process_id)?;
     let after = arguments.after.unwrap_or(entry.cursor);
-    // Cancel safe: a read consumes nothing.
+    // Can be dropped at any point: a read consumes nothing on the executor.
     let fetching = async { Ok(fetch(&entry.process, after, most, Duration::from_millis(wait)).await?) };
     let (read, more) = call.unless_cancelled(fetching).await?;
     if let Some(failure) = &read.failure {
-        return Err(failure!("nothing more can be read of {}: {failure}", arguments.process_id));
+        return Err(failure!("cannot read more output of {}: {failure}", arguments.process_id));
     }
     let bytes: u64 = read.chunks.iter().map(|chunk| chunk.bytes.len() as u64).sum();
-    // If this read continues after the last one, an incomplete character continues too.
+    // Only such a read completes a character that the last one held back, and moves the table's cursor.
     let continues = after == entry.cursor;
     let (mut answer, incomplete) = to_answer(read, after, continues.then_some(entry.incomplete), more);
     if more {
-        (answer.exited, answer.closed, answer.exit_code) = (false, false, None);
+        // Report the exit only with the last output: a reader that sees `exited` stops reading.
+        answer.exited = false;
+        answer.closed = false;
+        answer.exit_code = None;
     }
     if continues {
         answer.gap_bytes = lost_after(entry.position, answer.gap_bytes);
@@ -192,14 +194,15 @@ pub(super) async fn read(call: &CallContext<'_>, arguments: ReadOutputArguments)
 
 /// How many bytes were lost after `position`, from the count in the executor's answer.
 ///
-/// The executor counts a gap from the position if it knew that offset when the read arrived, and from the beginning of the output otherwise.
-/// The answer does not say which. A count from the beginning includes the bytes before the position, so a smaller count cannot be one. A
-/// larger count is taken as one, because the offset is usually unknown once output at the position is lost.
+/// The executor counts a gap from the position if it knew that offset when the read arrived, and from the beginning of the output
+/// otherwise. The answer does not say which. A count from the beginning includes the bytes before the position, so a smaller count cannot
+/// be one. A larger count is taken as one, because the offset is usually unknown once output at the position is lost.
 fn lost_after(position: u64, counted: u64) -> u64 {
     counted.checked_sub(position).unwrap_or(counted)
 }
 
-/// Reads from the executor, and checks whether more output follows. The answer may report an exit although more output comes before it.
+/// Reads from the executor. The flag says whether more output follows an answer that reports the exit: an answer that `most` cuts short
+/// reports the exit too.
 async fn fetch(
     process: &Process,
     after: u64,
@@ -210,13 +213,15 @@ async fn fetch(
     if !read.exited || read.chunks.is_empty() {
         return Ok((read, false));
     }
-    let behind = process.read(read.next_seq.saturating_sub(1), Some(1), Duration::ZERO).await?;
-    Ok((read, !behind.chunks.is_empty()))
+    let following = process.read(read.next_seq.saturating_sub(1), Some(1), Duration::ZERO).await?;
+    Ok((read, !following.chunks.is_empty()))
 }
 
-/// Converts an answer of the executor. Consecutive chunks of one stream become one text. If a chunk ends within a character, its incomplete
-/// bytes are moved to the next chunk of the same stream, in this answer or the next one. `incomplete` has the incomplete bytes of the previous
-/// answer, or is `None` if this read does not continue it.
+/// Converts an answer of the executor. Consecutive chunks of one stream become one text.
+///
+/// If a chunk ends within a character, its incomplete bytes are moved to the next chunk of the same stream, in this answer or the next one.
+/// `incomplete` has the incomplete bytes of the previous answer. It is `None` if this read does not continue the previous one: then the
+/// incomplete bytes are returned at once, because the next read may start elsewhere.
 fn to_answer(
     read: ReadResult,
     after: u64,
@@ -263,26 +268,28 @@ impl ReadOutputAnswer {
     fn text(&self, id: &str) -> String {
         let state_text = match (self.exited, self.closed) {
             (false, _) => "running".to_owned(),
-            (true, false) => format!("{}, but something it started still has its streams", code(self.exit_code)),
-            (true, true) => code(self.exit_code),
+            (true, false) => {
+                format!("{}, but a process that it started still holds its output open", exit_text(self.exit_code))
+            }
+            (true, true) => exit_text(self.exit_code),
         };
         let mut text = format!("{id}: {state_text}; cursor {}", self.cursor);
         if self.gap_bytes > 0 {
-            text.push_str(&format!("\n[… {} bytes are no longer kept …]", self.gap_bytes));
+            text.push_str(&format!("\n[… {} bytes were dropped …]", self.gap_bytes));
         }
         for piece in &self.output {
             let line_end = if text.ends_with('\n') { "" } else { "\n" };
             text.push_str(&format!("{line_end}--- {} ---\n{}", piece.stream, piece.text));
         }
         if self.output.is_empty() {
-            text.push_str("\n(nothing new)");
+            text.push_str("\n(no new output)");
         }
         text
     }
 }
 
-fn code(code: Option<i32>) -> String {
-    code.map_or_else(|| "has ended".to_owned(), |code| format!("has ended with exit code {code}"))
+fn exit_text(code: Option<i32>) -> String {
+    code.map_or_else(|| "exited".to_owned(), |code| format!("exited with code {code}"))
 }
 
 /// Arguments of `write_stdin`.
@@ -320,10 +327,10 @@ pub(super) async fn write(call: &CallContext<'_>, arguments: WriteStdinArguments
             match entry.process.write(arguments.text.into_bytes()).await? {
                 WriteStatus::Accepted => {}
                 WriteStatus::StdinClosed => {
-                    return Err(failure!("the standard input of {id} is closed, or it has ended"));
+                    return Err(failure!("the standard input of {id} is closed, or {id} has exited"));
                 }
-                WriteStatus::UnknownProcess => return Err(failure!("{id} is gone")),
-                WriteStatus::Starting => return Err(failure!("{id} is still being started; try again")),
+                WriteStatus::UnknownProcess => return Err(failure!("{id} no longer exists on the executor")),
+                WriteStatus::Starting => return Err(failure!("{id} is still starting; try again")),
             }
         }
         if arguments.close {
@@ -335,7 +342,8 @@ pub(super) async fn write(call: &CallContext<'_>, arguments: WriteStdinArguments
         done = writing => done?,
         // Bytes that were enqueued are still written.
         () = time::sleep(WRITE_WITHIN) => {
-            return Err(failure!("{id} has not read all of it within {} s; the rest waits for it, do not write it again", WRITE_WITHIN.as_secs()));
+            let limit = WRITE_WITHIN.as_secs();
+            return Err(failure!("{id} has not read all of the text within {limit} s; the rest is queued, so do not write it again"));
         }
         why = call.cancelled() => return Err(failure!("{why}")),
     }
@@ -347,11 +355,11 @@ pub(super) async fn write(call: &CallContext<'_>, arguments: WriteStdinArguments
 async fn close(process: &Process, id: &str) -> Result<(), ToolFailure> {
     match process.close_stdin().await? {
         CloseStdinStatus::Accepted | CloseStdinStatus::StdinClosed => Ok(()),
-        CloseStdinStatus::RawMode => {
-            Err(failure!("{id} reads its terminal key by key, which has no end of file; write the keys that end it"))
-        }
-        CloseStdinStatus::UnknownProcess => Err(failure!("{id} is gone")),
-        CloseStdinStatus::Starting => Err(failure!("{id} is still being started; try again")),
+        CloseStdinStatus::RawMode => Err(failure!(
+            "the terminal of {id} is in raw mode, which has no end of file; write the keys that make the program exit"
+        )),
+        CloseStdinStatus::UnknownProcess => Err(failure!("{id} no longer exists on the executor")),
+        CloseStdinStatus::Starting => Err(failure!("{id} is still starting; try again")),
     }
 }
 
@@ -376,8 +384,8 @@ pub(super) struct SignalAnswer {
 }
 
 pub(super) async fn signal(call: &CallContext<'_>, arguments: SignalArguments) -> Result<ToolReply, ToolFailure> {
-    let grace = within("grace_ms", arguments.grace_ms, GRACE_MS, 0..=GRACE_MS_MAX)?;
-    let (_, entry) = call.table.find(&arguments.process_id)?;
+    let grace = in_range("grace_ms", arguments.grace_ms, GRACE_MS, 0..=GRACE_MS_MAX)?;
+    let (number, entry) = call.table.find(&arguments.process_id)?;
     let id = &arguments.process_id;
     let word = arguments.signal.as_deref().unwrap_or("terminate");
     let is_terminate = word.eq_ignore_ascii_case("terminate");
@@ -388,10 +396,12 @@ pub(super) async fn signal(call: &CallContext<'_>, arguments: SignalArguments) -
         }
         if signals::number(word).is_none() {
             let word: String = word.chars().take(32).collect();
-            return Err(failure!("`{word}` is not a signal; use terminate, INT, TERM, HUP, KILL, USR1 or the like"));
+            return Err(failure!(
+                "`{word}` is not a signal; use `terminate`, or a signal such as INT, TERM, HUP, KILL or USR1"
+            ));
         }
         let client = call.process_session.client().await?;
-        if state(&entry, &states(&client).await?).exited {
+        if process_row(number, &entry, &states(&client).await?).exited {
             return Ok(false);
         }
         entry.process.signal(word).await?;
@@ -399,8 +409,8 @@ pub(super) async fn signal(call: &CallContext<'_>, arguments: SignalArguments) -
     };
     let was_running = call.unless_cancelled(done).await?;
     let text = match (was_running, is_terminate) {
-        (false, _) => format!("{id} had ended already"),
-        (true, true) => format!("{id} is being ended; read_output says when it has"),
+        (false, _) => format!("{id} had already exited"),
+        (true, true) => format!("{id} is being terminated; read_output reports its exit"),
         (true, false) => format!("sent {word} to {id}"),
     };
     Ok(ToolReply::new(text, &SignalAnswer { was_running }))
@@ -430,7 +440,7 @@ struct ProcessRow {
     pid: Option<u32>,
     /// Seconds since the start.
     age_seconds: u64,
-    /// Whether the process has ended.
+    /// Whether the process has exited.
     exited: bool,
     /// The exit code, or 128 + n after signal n.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -450,15 +460,12 @@ pub(super) async fn list(call: &CallContext<'_>, _arguments: ListProcessesArgume
         return Ok(ToolReply::new("no processes were started in this session", &none));
     }
     let known = call.unless_cancelled(async { states(&call.process_session.client().await?).await }).await?;
-    let processes: Vec<ProcessRow> = all
-        .iter()
-        .map(|(number, entry)| ProcessRow { process_id: format!("p{number}"), ..state(entry, &known) })
-        .collect();
+    let processes: Vec<ProcessRow> = all.iter().map(|(number, entry)| process_row(*number, entry, &known)).collect();
     let lines = processes.iter().map(|row| {
         let state_text = match (&row.signal, row.exit_code, row.exited) {
-            (Some(signal), _, _) => format!("ended by {signal}"),
-            (None, Some(code), _) => format!("exit code {code}"),
-            (None, None, true) => "has ended".to_owned(),
+            (Some(signal), _, _) => format!("killed by {signal}"),
+            (None, Some(code), _) => format!("exited with code {code}"),
+            (None, None, true) => "exited".to_owned(),
             (None, None, false) => "running".to_owned(),
         };
         format!("{}: {state_text}, {} s old: {}", row.process_id, row.age_seconds, row.command)
@@ -476,8 +483,8 @@ async fn states(client: &Client) -> Result<BTreeMap<String, ProcessInfo>, ToolFa
     Ok(all.into_iter().map(|info| (info.process_id.as_str().to_owned(), info)).collect())
 }
 
-/// The state of one process. The executor's information takes precedence: our handle learns of the exit only after all unread output.
-fn state(entry: &ProcessEntry, known: &BTreeMap<String, ProcessInfo>) -> ProcessRow {
+/// The row of one process. The executor's information takes precedence: our handle learns of the exit only after all unread output.
+fn process_row(number: u64, entry: &ProcessEntry, known: &BTreeMap<String, ProcessInfo>) -> ProcessRow {
     let info = known.get(entry.process.id().as_str());
     let local = entry.process.exit();
     let reported = info.and_then(|info| info.exit.clone());
@@ -487,7 +494,7 @@ fn state(entry: &ProcessEntry, known: &BTreeMap<String, ProcessInfo>) -> Process
         (None, None) => (None, None),
     };
     ProcessRow {
-        process_id: String::new(),
+        process_id: format!("p{number}"),
         command: entry.command.clone(),
         pid: entry.process.pid(),
         age_seconds: entry.started.elapsed().as_secs(),
@@ -526,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn a_character_that_comes_in_parts_is_told_as_a_whole() {
+    fn a_character_that_arrives_in_parts_is_returned_whole() {
         const OUT: Stream = Stream::Stdout;
         const ERR: Stream = Stream::Stderr;
         let euro = "€".as_bytes();
@@ -558,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nothing_can_complete_is_told_as_it_is() {
+    fn an_incomplete_character_is_returned_when_no_later_read_can_complete_it() {
         let half = [(Stream::Stdout, &b"x\xc3"[..])];
         let (answer, incomplete) = to_answer(read(&half, true), 0, Some(IncompleteChars::new()), false);
         assert_eq!((texts(&answer), incomplete.len()), (vec!["x", "\u{fffd}"], 0));

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!  start ──▶ output … ──▶ exited ──▶ closed ──▶ answer
-//!    │            │          └──another process holds the streams──▶ terminated after a while, with a note
-//!    │            └──timeout, cancelled, server ends──▶ terminate, the rest of the output, answer
+//!    │            │          └──another process holds the streams──▶ terminate it after a second, answer with a note
+//!    │            └──timeout, cancelled, server shuts down──▶ terminate, the rest of the output, answer
 //!    └──cancelled──▶ nothing was started
 //! ```
 //!
-//! A process that the command leaves behind without its streams is not noticed here. It ends with the MCP session, like everything in that
-//! session's executor session. Only the requested amount of output is kept in memory.
+//! A leftover process that does not hold the command's streams is not noticed here. It is killed when the MCP session ends, because it runs
+//! in the executor session of that MCP session. Only the requested amount of output is kept in memory.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -21,7 +21,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::time::{self, Instant, MissedTickBehavior};
 
-use super::{CallContext, CommandArgument, ToolFailure, ToolReply, or_default, within};
+use super::{CallContext, CommandArgument, ToolFailure, ToolReply, in_range, or_default};
 use crate::serve::{
     limits,
     text::{BoundedText, HeadTail},
@@ -30,18 +30,18 @@ use crate::serve::{
 /// The default timeout of a command, in milliseconds.
 const TIMEOUT_MS: u64 = 120_000;
 
-/// The default number of bytes returned of each stream.
+/// The default number of bytes returned from each stream.
 const OUTPUT_BYTES: u64 = 64 << 10;
 
 /// The time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How long processes that the command left behind may hold its streams open before they are terminated. Long enough for the last output of
-/// a pipeline.
-const LEFT_BEHIND: Duration = Duration::from_secs(1);
+/// How long leftover processes may hold the command's streams open before they are terminated. Long enough for the last output of a
+/// pipeline.
+const LEFTOVER_GRACE: Duration = Duration::from_secs(1);
 
 /// How long to wait for the rest of the output after everything was terminated.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+const REST_OF_OUTPUT: Duration = Duration::from_millis(500);
 
 /// The minimum interval between progress notifications.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
@@ -60,10 +60,11 @@ pub(super) struct RunArguments {
     /// Environment variables to set in addition to the inherited ones.
     #[serde(default, deserialize_with = "or_default")]
     env: BTreeMap<String, String>,
-    /// Ends the command after this many milliseconds, default 120000.
+    /// Terminates the command after this many milliseconds; default 120000.
     #[schemars(range(min = 1, max = 86_400_000))]
     timeout_ms: Option<u64>,
-    /// The maximum bytes returned of each stream, default 65536. Of longer output the beginning and the end are returned.
+    /// The maximum number of bytes returned from each stream; default 65536. If there is more output, its beginning and its end are
+    /// returned.
     #[schemars(range(min = 1024, max = 1_048_576))]
     max_output_bytes: Option<u64>,
 }
@@ -74,10 +75,10 @@ pub(super) struct RunAnswer {
     /// The exit code, or 128 + n after signal n. Absent if it is unknown how the command ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     exit_code: Option<i32>,
-    /// The signal that ended the command, such as SIGKILL.
+    /// The signal that killed the command, such as SIGKILL.
     #[serde(skip_serializing_if = "Option::is_none")]
     signal: Option<String>,
-    /// Whether the command was ended because of its timeout.
+    /// Whether the command was terminated because of its timeout.
     timed_out: bool,
     /// The duration in milliseconds.
     duration_ms: u64,
@@ -93,14 +94,14 @@ pub(super) struct RunAnswer {
     stdout_omitted_bytes: u64,
     /// How many bytes of standard error are left out.
     stderr_omitted_bytes: u64,
-    /// A remark about processes that the command left behind, if any.
+    /// A remark about processes that the command left running, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<String>,
 }
 
 pub(super) async fn run(call: &CallContext<'_>, arguments: RunArguments) -> Result<ToolReply, ToolFailure> {
-    let timeout = within("timeout_ms", arguments.timeout_ms, TIMEOUT_MS, 1..=limits::TIMEOUT_MS)?;
-    let most = within("max_output_bytes", arguments.max_output_bytes, OUTPUT_BYTES, 1 << 10..=limits::OUTPUT_BYTES)?;
+    let timeout = in_range("timeout_ms", arguments.timeout_ms, TIMEOUT_MS, 1..=limits::TIMEOUT_MS)?;
+    let most = in_range("max_output_bytes", arguments.max_output_bytes, OUTPUT_BYTES, 1 << 10..=limits::OUTPUT_BYTES)?;
     let executor = &call.server.executor;
     let argv = arguments.command.argv(&executor.shell)?;
     let start = executor.start(argv, arguments.cwd.as_deref(), arguments.env);
@@ -111,7 +112,7 @@ pub(super) async fn run(call: &CallContext<'_>, arguments: RunArguments) -> Resu
         started = call.process_session.start(start) => started?,
         why = call.cancelled() => return Err(failure!("{why}; nothing was started")),
         () = time::sleep_until(until) => {
-            return Err(failure!("not started within {timeout} ms: the executor does not answer"));
+            return Err(failure!("not started within {timeout} ms: the executor has not answered"));
         }
     };
     let most = usize::try_from(most).unwrap_or(usize::MAX);
@@ -123,28 +124,29 @@ pub(super) async fn run(call: &CallContext<'_>, arguments: RunArguments) -> Resu
         stderr: HeadTail::new(most),
         exit: None,
         until,
-        end_cause: EndCause::Runs,
+        termination: Termination::None,
         is_closed: false,
     };
     command_run.follow(call, begun).await?;
     if client.server().capabilities.forget && command_run.is_closed {
-        // The executor would keep the process for a day. Ignore a failure: it is forgotten with the session at the latest.
+        // Otherwise the executor would keep the process for a day. Ignore a failure: the executor forgets it with the session at the
+        // latest.
         time::timeout(GRACE, command_run.process.forget()).await.ok();
     }
     Ok(command_run.answer(begun.elapsed(), timeout))
 }
 
-/// Whether and why the command was ended by us.
+/// Whether and why this module has terminated processes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum EndCause {
-    /// The command was not ended by us.
-    Runs,
-    /// The timeout has passed.
+enum Termination {
+    /// Nothing was terminated.
+    None,
+    /// The command, because its timeout has passed.
     TimedOut,
-    /// The call was cancelled or the server ends.
-    CalledOff(&'static str),
-    /// The command exited, but a process that it left behind held its streams and was terminated.
-    LeftSomething,
+    /// The command, because the call was cancelled or the server shuts down. Holds the reason.
+    Cancelled(&'static str),
+    /// Leftover processes that held the command's streams after its exit.
+    Leftovers,
 }
 
 struct CommandRun {
@@ -154,14 +156,14 @@ struct CommandRun {
     stdout: HeadTail,
     stderr: HeadTail,
     exit: Option<Exit>,
-    /// The next deadline: the timeout of the command, or the end of the wait for its last output.
+    /// The next deadline: the timeout of the command, the end of `LEFTOVER_GRACE`, or the end of the wait for the last output.
     until: Instant,
-    end_cause: EndCause,
+    termination: Termination,
     is_closed: bool,
 }
 
 impl CommandRun {
-    /// Reads events until the command has closed or the last deadline has passed.
+    /// Handles events until the command has closed or the last deadline has passed.
     async fn follow(&mut self, call: &CallContext<'_>, begun: Instant) -> Result<(), ToolFailure> {
         let token = call.context.meta.get_progress_token();
         let mut progress = time::interval_at(begun + PROGRESS_EVERY, PROGRESS_EVERY);
@@ -169,11 +171,13 @@ impl CommandRun {
         while !self.is_closed {
             // All arms are cancel safe: an event that was not returned is returned by the next call.
             tokio::select! {
-                event = self.events.next() => self.take(event)?,
-                why = call.cancelled(), if self.end_cause == EndCause::Runs => self.end(EndCause::CalledOff(why)).await,
-                () = time::sleep_until(self.until) => match (self.end_cause, &self.exit) {
-                    (EndCause::Runs, None) => self.end(EndCause::TimedOut).await,
-                    (EndCause::Runs, Some(_)) => self.end(EndCause::LeftSomething).await,
+                event = self.events.next() => self.handle(event)?,
+                why = call.cancelled(), if self.termination == Termination::None => {
+                    self.terminate(Termination::Cancelled(why)).await;
+                }
+                () = time::sleep_until(self.until) => match (self.termination, &self.exit) {
+                    (Termination::None, None) => self.terminate(Termination::TimedOut).await,
+                    (Termination::None, Some(_)) => self.terminate(Termination::Leftovers).await,
                     // The processes that hold the streams could not be terminated.
                     _ => return Ok(()),
                 },
@@ -183,37 +187,39 @@ impl CommandRun {
         Ok(())
     }
 
-    fn take(&mut self, event: Option<Event>) -> Result<(), ToolFailure> {
+    fn handle(&mut self, event: Option<Event>) -> Result<(), ToolFailure> {
         match event {
             Some(Event::Output { stream: Stream::Stderr, bytes, .. }) => self.stderr.push(&bytes),
             Some(Event::Output { stream: Stream::Stdout | Stream::Pty, bytes, .. }) => self.stdout.push(&bytes),
+            // A gap does not say which stream lost output. With an unknown count, record one byte, so that the text shows the loss.
             Some(Event::Gap { bytes, .. }) => self.stdout.record_loss(bytes.unwrap_or(1)),
             Some(Event::Exited { exit, .. }) => {
                 self.exit = Some(exit);
-                if self.end_cause == EndCause::Runs {
-                    self.until = self.until.min(Instant::now() + LEFT_BEHIND);
+                if self.termination == Termination::None {
+                    self.until = self.until.min(Instant::now() + LEFTOVER_GRACE);
                 }
             }
+            // The events end only after the close.
             Some(Event::Closed { .. }) | None => self.is_closed = true,
             Some(Event::Failed(error)) => {
-                return Err(failure!("the connection to the command is lost, and it may still run: {error}"));
+                return Err(failure!("lost the connection to the command, which may still be running: {error}"));
             }
         }
         Ok(())
     }
 
     /// Terminates the command and everything that it started.
-    async fn end(&mut self, end_cause: EndCause) {
-        self.end_cause = end_cause;
-        // After the exit, the leftover processes have already had `LEFT_BEHIND`, so they get no grace period.
+    async fn terminate(&mut self, termination: Termination) {
+        self.termination = termination;
+        // After the exit, the leftover processes have already had `LEFTOVER_GRACE`, so they get no grace period.
         let grace = if self.has_grace && self.exit.is_none() { Some(GRACE) } else { None };
-        // If the executor cannot be reached, the session's time-to-live ends the command.
+        // If the executor cannot be reached, the command is killed when the time-to-live of the executor session is over.
         match time::timeout(GRACE, self.process.terminate(grace)).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "a command could not be ended"),
-            Err(_) => tracing::warn!("a command could not be ended: no answer"),
+            Ok(Err(error)) => tracing::warn!(%error, "could not terminate a command"),
+            Err(_) => tracing::warn!("could not terminate a command: the executor has not answered"),
         }
-        self.until = Instant::now() + grace.unwrap_or_default() + LAST_WORDS;
+        self.until = Instant::now() + grace.unwrap_or_default() + REST_OF_OUTPUT;
     }
 
     async fn send_progress(&mut self, call: &CallContext<'_>, token: Option<ProgressToken>, elapsed: Duration) {
@@ -230,26 +236,27 @@ impl CommandRun {
     }
 
     fn answer(self, took: Duration, timeout_ms: u64) -> ToolReply {
-        let Self { end_cause, exit, is_closed, .. } = self;
+        let Self { termination, exit, is_closed, .. } = self;
         let stdout = self.stdout.finish();
         let stderr = self.stderr.finish();
-        let headline = headline(end_cause, exit.as_ref(), took, timeout_ms);
-        let note = match end_cause {
-            EndCause::LeftSomething => Some(
-                "it left something running that held its output open, which was ended; use start_process for programs that go on",
+        let headline = headline(termination, exit.as_ref(), took, timeout_ms);
+        let note = match termination {
+            Termination::Leftovers => Some(
+                "processes that the command left running held its output open and were terminated; use start_process for programs that \
+                 keep running",
             ),
             _ if !is_closed => {
-                Some("something still holds its output open and could not be ended; more may have been written")
+                Some("a process still holds the output open and could not be terminated; it may have written more")
             }
             _ => None,
         };
         let is_lost = exit.as_ref().is_none_or(|exit| exit.cause == Some(Cause::Lost));
-        let failed = matches!(end_cause, EndCause::TimedOut | EndCause::CalledOff(_)) || is_lost;
+        let is_error = matches!(termination, Termination::TimedOut | Termination::Cancelled(_)) || is_lost;
         let text = text(&headline, note, &stdout, &stderr);
         let ran = RunAnswer {
             exit_code: exit.as_ref().map(|exit| exit.code),
             signal: exit.and_then(|exit| exit.signal),
-            timed_out: end_cause == EndCause::TimedOut,
+            timed_out: termination == Termination::TimedOut,
             duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
             stdout_bytes: stdout.bytes,
             stderr_bytes: stderr.bytes,
@@ -259,24 +266,24 @@ impl CommandRun {
             stderr: stderr.text,
             note: note.map(str::to_owned),
         };
-        ToolReply { is_error: failed, ..ToolReply::new(text, &ran) }
+        ToolReply { is_error, ..ToolReply::new(text, &ran) }
     }
 }
 
 /// One line that says how the command ended.
-fn headline(end_cause: EndCause, exit: Option<&Exit>, took: Duration, timeout_ms: u64) -> String {
+fn headline(termination: Termination, exit: Option<&Exit>, took: Duration, timeout_ms: u64) -> String {
     let took = format!("after {:.1} s", took.as_secs_f64());
-    match (end_cause, exit) {
-        (EndCause::TimedOut, _) => format!(
-            "timed out after {timeout_ms} ms and was ended with everything it started; what it wrote until then follows. \
-             Give a longer `timeout_ms`, or use start_process"
+    match (termination, exit) {
+        (Termination::TimedOut, _) => format!(
+            "timed out after {timeout_ms} ms and was terminated with everything it started; the output so far follows. Give a longer \
+             `timeout_ms`, or use start_process"
         ),
-        (EndCause::CalledOff(why), _) => format!("{why}; the command was ended {took}"),
-        (_, None) => format!("exit status unknown, {took}"),
+        (Termination::Cancelled(why), _) => format!("{why}; the command was terminated {took}"),
+        (_, None) => format!("exit status unknown {took}"),
         (_, Some(exit)) => match (exit.cause, &exit.signal) {
             (Some(Cause::Oom), _) => format!("killed: out of memory {took} (exit code {})", exit.code),
             (Some(Cause::Lost), _) => format!("lost {took}: the holder process died, so the exit status is unknown"),
-            (_, Some(signal)) => format!("ended by {signal} {took} (exit code {})", exit.code),
+            (_, Some(signal)) => format!("killed by {signal} {took} (exit code {})", exit.code),
             (_, None) => format!("exit code {} {took}", exit.code),
         },
     }

@@ -1,5 +1,5 @@
-//! `search_files`: finds matching lines in the files of a tree, or matching paths. The executor does the search, so the content of files
-//! that do not match is never transferred.
+//! `search_files`: finds matching lines in the files of a tree, or matching paths. The executor searches, so only the matches are
+//! transferred.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use exec_server_client::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{CallContext, ToolFailure, ToolReply, files::kind_name, or_default, within};
+use super::{CallContext, ToolFailure, ToolReply, files::kind_name, in_range, or_default};
 use crate::serve::{limits, text::lossy};
 
 /// The default number of matches in one answer.
@@ -19,7 +19,7 @@ const RESULTS: u64 = 200;
 /// The maximum number of context lines around a match.
 const CONTEXT_MAX: u64 = 20;
 
-/// A search ends with its connection, so it is attempted this many times.
+/// How many times a search is attempted. A search ends with its connection, and a new attempt starts from the beginning.
 const ATTEMPTS: usize = 3;
 
 /// Arguments of `search_files`.
@@ -41,7 +41,7 @@ pub(super) struct SearchArguments {
     /// Includes hidden files and files that .gitignore excludes.
     #[serde(default, deserialize_with = "or_default")]
     all: bool,
-    /// How many lines before and after each match are returned too.
+    /// How many lines before and after each match are also returned; default 0.
     #[schemars(range(min = 0, max = 20))]
     context: Option<u64>,
     /// The maximum number of matches, default 200.
@@ -89,8 +89,8 @@ struct PathMatch {
 }
 
 pub(super) async fn search(call: &CallContext<'_>, arguments: SearchArguments) -> Result<ToolReply, ToolFailure> {
-    let most = within("max_results", arguments.max_results, RESULTS, 1..=limits::RESULTS)?;
-    let context = within("context", arguments.context, 0, 0..=CONTEXT_MAX)?;
+    let most = in_range("max_results", arguments.max_results, RESULTS, 1..=limits::RESULTS)?;
+    let context = in_range("context", arguments.context, 0, 0..=CONTEXT_MAX)?;
     let executor = &call.server.executor;
     let path = executor.path(arguments.path.as_deref().unwrap_or("."));
     let scan = ScanParams {
@@ -99,13 +99,13 @@ pub(super) async fn search(call: &CallContext<'_>, arguments: SearchArguments) -
         timeout_ms: Some(limits::SEARCH_MS),
         ..ScanParams::default()
     };
-    // The client library fills in the path, the handle and the sandbox.
+    // A placeholder: `RemoteFiles` sets the path, the handle and the sandbox.
     let unset = || PathArg::new("/");
     let searching = async {
         let files = executor.files().await?;
         match (arguments.pattern, arguments.glob) {
             (None, None) => Err(failure!("give `pattern` to search in files, or `glob` to find paths")),
-            (Some(pattern), _) if pattern.is_empty() => Err(failure!("`pattern` is empty, and would match every line")),
+            (Some(pattern), _) if pattern.is_empty() => Err(failure!("`pattern` is empty and would match every line")),
             (None, Some(glob)) => {
                 let params = GlobParams { scan, max_results: Some(most), ..GlobParams::new(unset(), glob) };
                 search_paths(call, &files, &path, params).await
@@ -122,7 +122,7 @@ pub(super) async fn search(call: &CallContext<'_>, arguments: SearchArguments) -
                     max_line_bytes: Some(limits::FOUND_LINE_BYTES),
                     ..SearchParams::new(unset(), pattern)
                 };
-                lines(call, &files, &path, &params).await
+                search_lines(call, &files, &path, &params).await
             }
         }
     };
@@ -156,23 +156,23 @@ async fn search_paths(
     Ok(ToolReply::new(text, &SearchAnswer { paths: Some(entries), truncated, errors, ..SearchAnswer::default() }))
 }
 
-async fn lines(
+async fn search_lines(
     call: &CallContext<'_>,
     files: &RemoteFiles,
     path: &Path,
     params: &SearchParams,
 ) -> Result<ToolReply, ToolFailure> {
     for _ in 1..ATTEMPTS {
-        match matching(call, files, path, params).await {
-            // The connection was lost. No result was returned yet, so start again.
+        match attempt_search(call, files, path, params).await {
+            // The connection was lost. The model has no result yet, so start again.
             Err(error) if error.kind == FileErrorKind::Closed => {}
             done => return Ok(done?),
         }
     }
-    Ok(matching(call, files, path, params).await?)
+    Ok(attempt_search(call, files, path, params).await?)
 }
 
-async fn matching(
+async fn attempt_search(
     call: &CallContext<'_>,
     files: &RemoteFiles,
     path: &Path,
@@ -185,12 +185,14 @@ async fn matching(
     let mut is_full = false;
     while !is_full && let Some(page) = search.next().await? {
         for line in page {
+            // Set only if another line follows, so that a full answer that is complete does not count as truncated.
             is_full = text.len() >= limits::ANSWER_BYTES;
             if is_full {
                 break;
             }
             let path = executor.show(&line.path);
             let shown = lossy(&line.text);
+            // As `grep` marks them.
             let mark = if line.is_context { '-' } else { ':' };
             let cut = if line.cut.is_some() { " […]" } else { "" };
             text.push_str(&format!("{path}{mark}{}{mark} {shown}{cut}\n", line.line));
@@ -202,28 +204,32 @@ async fn matching(
     }
     let mut truncated = is_full;
     let mut errors = 0;
+    // The summary comes with the last page.
     if let Some(summary) = search.summary() {
         truncated |= summary.scan.truncated;
         errors = summary.scan.error_count;
         append_remarks(&mut text, &summary.scan);
         if summary.binary > 0 {
-            text.push_str(&format!("[{} binary files were passed over]\n", summary.binary));
+            text.push_str(&format!("[{} binary files were skipped]\n", summary.binary));
         }
     } else {
-        text.push_str("[there are more: narrow the search]\n");
+        text.push_str("[there are more matches: narrow the search]\n");
     }
     Ok(ToolReply::new(text, &SearchAnswer { lines: Some(found), truncated, errors, ..SearchAnswer::default() }))
 }
 
-/// Adds remarks about the parts of the tree that were not searched.
+/// Adds remarks about limits that cut the search short, and about paths that could not be searched.
 fn append_remarks(text: &mut String, summary: &ScanSummary) {
     if summary.truncated {
         let why: Vec<String> = summary.truncated_by.iter().map(|cut| format!("{cut:?}").to_lowercase()).collect();
-        text.push_str(&format!("[there may be more; bound met: {}. Narrow the search]\n", why.join(", ")));
+        text.push_str(&format!("[there may be more matches; limit reached: {}. Narrow the search]\n", why.join(", ")));
     }
     if let Some(first) = summary.errors.first() {
         let path = first.path.as_str();
         let message = &first.message;
-        text.push_str(&format!("[{} could not be looked at, such as {path}: {message}]\n", summary.error_count));
+        text.push_str(&format!(
+            "[{} paths could not be searched; the first is {path}: {message}]\n",
+            summary.error_count
+        ));
     }
 }
