@@ -2,7 +2,7 @@
 //!
 //! ```toml
 //! [mcp_servers.git]
-//! command = "mcp-server-git"          # a program on its standard streams
+//! command = "mcp-server-git"          # a program that speaks MCP on stdin and stdout
 //! args = ["--repository", "/src"]
 //! environment = "remote"              # `local`, `remote`, a name of environments.toml, or a URL
 //! env_vars = ["GIT_AUTHOR_NAME", { name = "SSH_AUTH_SOCK", source = "remote" }]
@@ -12,9 +12,9 @@
 //! bearer_token_env_var = "SEARCH_TOKEN"
 //! ```
 //!
-//! In JSON the same servers are in an object `mcpServers`, as other programs write it.
+//! A JSON file has the servers in an object `mcpServers`, as other programs write it.
 //!
-//! `table` has the keys of a server with their types, and the file formats; `read` has the rules, and `error` the error messages.
+//! `table` parses both file formats and has the keys of a server with their types. `read` has the rules, and `error` the error messages.
 //! None of these modules starts a process or reads an environment variable.
 
 mod error;
@@ -45,8 +45,7 @@ pub const TOOL_TIMEOUT: Duration = Duration::from_secs(300);
 /// The longest configurable timeout: 30 days. A larger value is reduced to this limit, with a warning.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(30 * 86_400);
 
-/// The largest configuration file that is read. Some programs keep their history in the same file as their servers, so such files can have
-/// several megabytes.
+/// The largest configuration file that is read. Some programs keep their history in the same file, which can then have several megabytes.
 pub const FILE_MAX_BYTES: u64 = 16 << 20; // 16 MiB
 
 /// All servers of a configuration, by name.
@@ -198,7 +197,7 @@ pub enum Placement {
     /// On this machine.
     #[default]
     Local,
-    /// On the remote environment. It is an error if none is configured.
+    /// On the remote environment. The start fails if none is configured.
     Remote,
     /// On the environment with this name.
     Named(String),

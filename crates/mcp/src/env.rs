@@ -1,8 +1,8 @@
 //! Computes the environment variables of an MCP server, on this machine or on an executor.
 //!
-//! A server on this machine starts with an empty environment and gets a short list of our variables. A server on an executor gets the short
-//! list of the executor's variables, and of ours only those that its configuration names. In both cases literal values from the
-//! configuration win. The functions are pure: our variables are an argument.
+//! A short list of variables, [`DEFAULT_NAMES`], is always passed on. A server on this machine gets our values of them, and starts with an
+//! otherwise empty environment. A server on an executor gets the executor's values. In both cases it also gets those of our variables that
+//! its configuration names, and literal values in the configuration win. The functions read no environment: our variables are an argument.
 
 use std::{
     collections::BTreeMap,
@@ -38,18 +38,18 @@ pub struct LaunchEnv {
 pub enum EnvError {
     /// A variable with source `remote`, but the server runs on this machine.
     #[error(
-        "variable `{name}` is to come from an executor, but the server runs here; leave `source` out, or set `environment`"
+        "variable `{name}` has `source = \"remote\"`, but the server runs on this machine; remove `source`, or set `environment`"
     )]
     RemoteHere { name: String },
     /// A value that is not UTF-8, which the protocol cannot carry.
-    #[error("variable `{name}` is not UTF-8, and only text can be sent to an executor")]
+    #[error("variable `{name}` is not UTF-8, so it cannot be sent to an executor")]
     NotText { name: String },
 }
 
 /// The environment of a server on this machine: our variables from the short list and `env_vars`, then the literal values.
 ///
-/// A value that is not UTF-8 cannot be sent, not even to the in-process executor. The policy inherits it instead, because that executor has
-/// our variables as bytes.
+/// The protocol cannot carry a value that is not UTF-8, not even to the in-process executor. That executor has our environment, so the
+/// policy lets the server inherit such a variable instead.
 pub fn local(stdio: &StdioConfig, ours: &Variables) -> Result<LaunchEnv, EnvError> {
     if let Some(name) = remote_names(&stdio.env_vars).next() {
         return Err(EnvError::RemoteHere { name: name.to_owned() });
@@ -59,7 +59,7 @@ pub fn local(stdio: &StdioConfig, ours: &Variables) -> Result<LaunchEnv, EnvErro
         let Some(value) = ours.get(OsStr::new(name)) else { continue };
         match value.to_str() {
             Some(text) => drop(launch.env.insert(name.to_owned(), text.to_owned())),
-            // In the policy such a name would be a pattern and match other variables too.
+            // In the policy this name would be a pattern that can match other variables too, so leave the variable out.
             None if name.contains(['*', '?']) => {}
             None => {
                 launch.policy.inherit = Inherit::All;
@@ -72,8 +72,8 @@ pub fn local(stdio: &StdioConfig, ours: &Variables) -> Result<LaunchEnv, EnvErro
 }
 
 /// The environment of a server on an executor: the executor's short list, the literal values, and the variables that the configuration
-/// copies from here. If the configuration names a variable of the executor, the policy lists our short list and that name explicitly; the
-/// variable's value is never sent here.
+/// copies from here. If the configuration names a variable of the executor, the policy lists the short list and that name. The value of the
+/// variable is never sent to this machine.
 pub fn executor(stdio: &StdioConfig, ours: &Variables) -> Result<LaunchEnv, EnvError> {
     let mut launch = LaunchEnv { policy: remote_policy(&stdio.env_vars), env: BTreeMap::new() };
     for name in named(&stdio.env_vars, EnvSource::Local) {
@@ -110,14 +110,15 @@ fn named(variables: &[EnvVar], source: EnvSource) -> impl Iterator<Item = &str> 
     variables.iter().filter(move |variable| variable.source == source).map(|variable| variable.name.as_str())
 }
 
-/// Names are listed explicitly, so the executor's default exclusion of names that look like secrets is disabled.
+/// A policy without the executor's default exclusion of names that look like secrets. The inherited names are known, so the exclusion could
+/// only remove a variable that the configuration asks for.
 fn policy(inherit: Inherit) -> EnvPolicy {
     EnvPolicy { inherit, ignore_default_excludes: true, ..EnvPolicy::core() }
 }
 
 impl LaunchEnv {
-    /// Removes our token, which grants access to executors. No program gets it, even if the configuration asks for it. An executor of
-    /// another implementation might pass it on.
+    /// Removes our token, which grants access to executors. No program gets it, even if the configuration names it. The name is removed
+    /// from the policy too, because an executor of another implementation might pass on its own token.
     fn without_token(mut self) -> Self {
         let is_token = |name: &str| name.eq_ignore_ascii_case(TOKEN_VARIABLE);
         self.env.retain(|name, _| !is_token(name));
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn create_env_passes_on_what_is_no_text() {
+    fn create_env_inherits_values_that_are_not_utf8() {
         let raw = OsString::from_vec(vec![b'x', 0xff]);
         let mut ours = ours(&[("PATH", "/bin"), ("HOME", "/h")]);
         ours.insert("RAW".into(), raw.clone());
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn create_remote_env_overlay_refuses_what_is_no_text() {
+    fn create_remote_env_overlay_refuses_values_that_are_not_utf8() {
         let mut ours = ours(&[]);
         ours.insert("RAW".into(), OsString::from_vec(vec![0xff]));
         let error = executor(&stdio(&[], &[("RAW", Local)]), &ours).expect_err("refused");
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn remote_env_policy_names_everything_when_something_is_read_there() {
+    fn remote_env_policy_lists_all_names_if_a_variable_has_a_remote_source() {
         let policy = remote_policy(&stdio(&[], &[("TOKEN", Remote), ("HOME", Remote), ("A", Local)]).env_vars);
         let mut expected: Vec<String> = DEFAULT_NAMES.map(str::to_owned).to_vec();
         expected.push("TOKEN".to_owned());

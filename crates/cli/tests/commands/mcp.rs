@@ -360,7 +360,7 @@ fn the_configuration_is_found_and_its_errors_are_reported() {
     user.write("mcp.json", json);
     let (stdout, stderr, code) = user.run(&["status"]);
     assert!(code == Some(0) && stdout.contains("json") && stdout.contains("disabled"), "{stdout}");
-    assert!(stderr.contains("mcp.json`: key `alwaysAllow` is not acted on (server `json`)"), "{stderr}");
+    assert!(stderr.contains("mcp.json`: key `alwaysAllow` is ignored (server `json`)"), "{stderr}");
 
     let other = user.home.path().join("other.toml");
     std::fs::write(&other, "[mcp_servers.toml]\ncommand = 'x'").expect("write");
@@ -370,7 +370,7 @@ fn the_configuration_is_found_and_its_errors_are_reported() {
     let bearer = "[mcp_servers.s]\ncommand = 'x'\nbearer_token = 'secret'";
     for (config, said) in [
         (bearer, "server `s`: key `bearer_token`: a token does not belong"),
-        ("[mcp_servers.s]\nurl = 'http://h/'\ntype = 'sse'", "server `s`: key `type`: `sse` is no longer spoken"),
+        ("[mcp_servers.s]\nurl = 'http://h/'\ntype = 'sse'", "server `s`: key `type`: the `sse` transport is not supported"),
         ("[mcp_servers", "is not TOML, line 1"),
     ] {
         std::fs::write(&other, config).expect("write");

@@ -1,9 +1,9 @@
-//! Errors of a configuration. Each one names the file, the server and the key, and says what would be correct. Errors never contain values,
-//! because a value can be a secret.
+//! Errors of a configuration. Each one names the file, and the server and key if there are any, and says what would be correct. Errors do
+//! not repeat values of keys, because a value can be a secret.
 
 use std::{io, path::PathBuf};
 
-/// The longest piece of a file that an error repeats, in characters.
+/// The longest name or key that an error repeats, in characters.
 const SHOWN_MAX: usize = 64;
 
 /// Why a configuration cannot be used.
@@ -36,7 +36,7 @@ pub enum ConfigError {
     },
     /// A server has a name that cannot be used in tool names.
     #[error(
-        "`{}`: server `{}`: a name has letters, digits, `_` and `-`; call it `{better}`", path.display(), shown(name)
+        "`{}`: server `{}`: a name may contain only letters, digits, `_` and `-`; for example `{better}`", path.display(), shown(name)
     )]
     Name {
         path: PathBuf,
@@ -45,7 +45,7 @@ pub enum ConfigError {
         better: String,
     },
     /// Two tables of the file define a server with this name.
-    #[error("`{}`: server `{}` is there twice; every server needs its own name", path.display(), shown(name))]
+    #[error("`{}`: server `{}` is defined twice; every server needs its own name", path.display(), shown(name))]
     Twice { path: PathBuf, name: String },
     /// A key of the file breaks a rule.
     #[error("`{}`: {}key `{}`: {fault}", path.display(), server_prefix(server.as_deref()), shown(key))]
@@ -72,21 +72,25 @@ pub enum KeyFault {
     #[error("must be {expected}")]
     Type { expected: &'static str },
     /// The server has neither `command` nor a URL.
-    #[error("missing; give `command` for a program on its standard streams, or `url` for a server over HTTP")]
+    #[error(
+        "missing; set `command` for a program that speaks MCP on stdin and stdout, or `url` for a server over HTTP"
+    )]
     NoWay,
     /// A key for stdio servers and a key for HTTP servers are both set.
-    #[error("not beside `{other}`; a server is either a program or a URL")]
+    #[error("cannot be combined with `{other}`; a server is either a program or a URL")]
     Beside { other: &'static str },
     /// Two keys are synonyms but have different values.
-    #[error("says something else than `{other}`, which means the same; keep one of them")]
+    #[error("has another value than `{other}`, which means the same; keep only one of them")]
     Contradicts { other: &'static str },
     /// A token in the file, where everyone who can read the file could read it.
-    #[error("a token does not belong into this file; put it into a variable and name that with `bearer_token_env_var`")]
-    InlineToken,
-    /// The SSE transport, which MCP has removed.
     #[error(
-        "`sse` is no longer spoken; use the server's address for streamable HTTP (often the same, ending in `/mcp`) with `http`, \
-         or run a program that translates as `command`"
+        "a token must not be in this file; put it into an environment variable, and set `bearer_token_env_var` to its name"
+    )]
+    InlineToken,
+    /// The SSE transport, which streamable HTTP has replaced in MCP.
+    #[error(
+        "the `sse` transport is not supported; use `http` with the server's address for streamable HTTP (often the same, ending in `/mcp`), \
+         or a `command` that translates between the two"
     )]
     Sse,
     /// An unknown transport.
@@ -104,7 +108,7 @@ pub enum KeyFault {
     #[error("must be `local`, `remote`, a name of environments.toml, or a URL (ws, wss, unix, ssh, stdio)")]
     Environment,
     /// The environment `none`, which cannot run a server.
-    #[error("`none` is no place to run at; `enabled = false` switches a server off")]
+    #[error("`none` cannot run a server; to disable a server, set `enabled = false`")]
     Nowhere,
     /// The URL of an executor cannot be used.
     #[error("{reason}")]
@@ -113,7 +117,7 @@ pub enum KeyFault {
     #[error("must be an http:// or https:// URL with a host")]
     Url,
     /// A relative working directory for a server on another machine.
-    #[error("must be absolute for a server that does not run here")]
+    #[error("must be absolute for a server that runs on another machine")]
     RelativeCwd,
 }
 

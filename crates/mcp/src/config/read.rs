@@ -1,7 +1,7 @@
 //! The rules of a configuration: where in the file the servers are, what their keys mean together, and what only causes a warning.
 //!
-//! An unknown key is only a warning, because other programs add their own keys. A key that is almost a known one is an error, because it
-//! is a typo that would change what runs.
+//! An unknown key is only a warning, because other programs add their own keys. A key that is similar to a known one is an error: it is
+//! probably a typo, and ignoring it would change what runs.
 
 use std::{
     collections::BTreeMap,
@@ -64,7 +64,7 @@ pub(super) fn config(text: &str, path: &Path, format: Format) -> Result<Config, 
     }
     if !has_table {
         let table = if format == Format::Json { "an object `mcpServers`" } else { "a table `[mcp_servers.NAME]`" };
-        warnings.lines.push(format!("there is no server in it: each stands in {table}"));
+        warnings.lines.push(format!("no servers found; they must be in {table}"));
     }
     Ok(Config { servers, warnings: warnings.into_warnings(path) })
 }
@@ -93,7 +93,7 @@ impl ServerReader<'_> {
     }
 
     fn read(&self, format: Format, warnings: &mut ConfigWarnings) -> Result<ServerConfig, ConfigError> {
-        // Check this first. A user who sees another error first might fix only that one and leave the token in the file.
+        // Check this before any other key, so that a user with several mistakes learns of the token first.
         if self.has("bearer_token") {
             return Err(self.fault("bearer_token", KeyFault::InlineToken));
         }
@@ -119,7 +119,7 @@ impl ServerReader<'_> {
         let tool = self.get("tool_timeout_sec").map(|seconds| ("tool_timeout_sec", from_seconds(seconds)));
         for (key, _) in startup.iter().chain(&tool).filter(|(_, timeout)| *timeout > TIMEOUT_MAX) {
             let name = self.name;
-            warnings.lines.push(format!("server `{name}`: key `{key}`: taken as 30 days, the longest there is"));
+            warnings.lines.push(format!("server `{name}`: key `{key}`: reduced to 30 days, the maximum"));
         }
         let enabled = ["enabled_tools", "includeTools"].into_iter().filter_map(|key| Some((key, self.get(key)?)));
         let disabled = ["disabled_tools", "excludeTools", "disabledTools"].into_iter();
@@ -147,7 +147,7 @@ impl ServerReader<'_> {
         self.table.get(key).and_then(|value| T::deserialize(value).ok())
     }
 
-    /// The value of synonymous keys, which must not contradict each other.
+    /// The value of synonymous keys, which must have the same value.
     fn same<T: PartialEq>(
         &self,
         values: impl IntoIterator<Item = (&'static str, T)>,
@@ -160,8 +160,8 @@ impl ServerReader<'_> {
         }
     }
 
-    /// A text that must not be empty.
-    fn filled(&self, key: &str) -> Result<Option<&str>, ConfigError> {
+    /// The text of a key. Fails if it is empty.
+    fn non_empty(&self, key: &str) -> Result<Option<&str>, ConfigError> {
         match self.table.get(key).and_then(Value::as_str) {
             Some("") => Err(self.fault(key, wrong_type(key))),
             text => Ok(text),
@@ -172,20 +172,20 @@ impl ServerReader<'_> {
         let url_key = ["url", "serverUrl", "httpUrl"].into_iter().find(|key| self.has(key));
         self.check_transport(url_key.is_some())?;
         let Some(url_key) = url_key else {
-            let Some(command) = self.filled("command")? else {
+            let Some(command) = self.non_empty("command")? else {
                 return Err(self.fault("command", KeyFault::NoWay));
             };
-            self.refuse(&HTTP_KEYS, "command")?;
+            self.reject_others(&HTTP_KEYS, "command")?;
             return Ok(ServerTransport::Stdio(StdioConfig {
                 command: command.to_owned(),
                 args: self.get("args").unwrap_or_default(),
                 env: self.get("env").unwrap_or_default(),
                 env_vars: self.table.get("env_vars").and_then(table::env_vars).unwrap_or_default(),
-                cwd: self.filled("cwd")?.map(PathBuf::from),
+                cwd: self.non_empty("cwd")?.map(PathBuf::from),
             }));
         };
-        self.refuse(&STDIO_KEYS, "url")?;
-        let url = self.filled(url_key)?.unwrap_or_default().trim();
+        self.reject_others(&STDIO_KEYS, "url")?;
+        let url = self.non_empty(url_key)?.unwrap_or_default().trim();
         check_url(url).map_err(|fault| self.fault(url_key, fault))?;
         let bearer_token_env_var: Option<String> = self.get("bearer_token_env_var");
         if bearer_token_env_var.as_deref().is_some_and(|name| !table::is_variable(name)) {
@@ -201,8 +201,8 @@ impl ServerReader<'_> {
         }))
     }
 
-    /// Rejects keys of the other kind of server. A key with an empty value is ignored.
-    fn refuse(&self, others: &[&'static str], other: &'static str) -> Result<(), ConfigError> {
+    /// Rejects the keys `others` of the other kind of server. A key with an empty value is ignored. `own` is the key that decides the kind.
+    fn reject_others(&self, others: &[&'static str], own: &'static str) -> Result<(), ConfigError> {
         let is_set = |key: &&&str| match self.table.get(**key) {
             Some(Value::String(text)) => !text.is_empty(),
             Some(Value::Array(list)) => !list.is_empty(),
@@ -211,7 +211,7 @@ impl ServerReader<'_> {
             Some(Value::Null) | None => false,
         };
         match others.iter().find(is_set) {
-            Some(key) => Err(self.fault(key, KeyFault::Beside { other })),
+            Some(key) => Err(self.fault(key, KeyFault::Beside { other: own })),
             None => Ok(()),
         }
     }
@@ -220,8 +220,8 @@ impl ServerReader<'_> {
     fn check_transport(&self, has_url: bool) -> Result<(), ConfigError> {
         let has_command = self.has("command");
         for key in ["type", "transport"] {
-            let Some(text) = self.filled(key)? else { continue };
-            // Programs spell it in several ways: `streamable-http`, `streamableHttp`, `streamable_http`.
+            let Some(text) = self.non_empty(key)? else { continue };
+            // Programs write it in several ways: `streamable-http`, `streamableHttp`, `streamable_http`.
             let plain: String = text.chars().filter(char::is_ascii_alphanumeric).collect();
             let fault = match plain.to_ascii_lowercase().as_str() {
                 "stdio" | "local" if has_url || !has_command => {
@@ -242,7 +242,7 @@ impl ServerReader<'_> {
     fn placement(&self) -> Result<Placement, ConfigError> {
         let mut places = Vec::new();
         for key in ["environment", "experimental_environment", "environment_id"] {
-            let Some(text) = self.filled(key)? else { continue };
+            let Some(text) = self.non_empty(key)? else { continue };
             places.push((key, parse_placement(text.trim()).map_err(|fault| self.fault(key, fault))?));
         }
         Ok(self.same(places)?.unwrap_or_default())
@@ -294,19 +294,19 @@ struct ConfigWarnings {
 }
 
 impl ConfigWarnings {
+    /// Warns if the configuration passes our token on.
     fn about_variables(&mut self, server: &str, stdio: &StdioConfig) {
         let names = stdio.env.keys().chain(stdio.env_vars.iter().map(|variable| &variable.name));
         if names.into_iter().any(|name| name.eq_ignore_ascii_case(TOKEN_VARIABLE)) {
-            self.lines.push(format!("server `{server}`: `{TOKEN_VARIABLE}` is never passed on"));
+            self.lines.push(format!("server `{server}`: `{TOKEN_VARIABLE}` is never passed to a server"));
         }
     }
 
-    /// Warns about `${...}`. Some programs replace such templates with variables. This one does not, and without a warning the user would
-    /// expect a value.
+    /// Warns about `${...}`. Some programs replace such templates with the values of variables, this one does not.
     fn about_templates(&mut self, server: &str, table: &Map<String, Value>) {
         for key in TEMPLATE_KEYS.into_iter().filter(|key| table.get(*key).is_some_and(has_template)) {
             self.lines.push(format!(
-                "server `{server}`: key `{key}`: `${{…}}` is not replaced; name variables in `env_vars`, `env_http_headers` or \
+                "server `{server}`: key `{key}`: `${{…}}` is not expanded; name variables in `env_vars`, `env_http_headers` or \
                  `bearer_token_env_var`"
             ));
         }
@@ -316,7 +316,7 @@ impl ConfigWarnings {
         let ignored = self.ignored.into_iter().map(|(key, servers)| {
             let of = if servers.len() == 1 { "server" } else { "servers" };
             let servers: Vec<String> = servers.iter().map(|server| format!("`{server}`")).collect();
-            format!("key `{}` is not acted on ({of} {})", shown(&key), servers.join(", "))
+            format!("key `{}` is ignored ({of} {})", shown(&key), servers.join(", "))
         });
         let lines = self.lines.into_iter().chain(ignored);
         lines.map(|line| format!("`{}`: {line}", path.display())).collect()

@@ -1,7 +1,7 @@
 //! The table of one server as the file has it: the types of its keys, and how both file formats are parsed.
 //!
-//! A file is parsed into one kind of value tree, so that each rule is written once. Each key of a server is then checked against `KEYS`.
-//! serde's own messages are not used: they quote values, which can be secrets, and do not name the key.
+//! Both formats are parsed into JSON values, so that each rule is written once. Each key of a server is then checked against `KEYS`.
+//! serde's messages are not used: they quote values, which can be secrets, and do not name the key.
 
 use std::{fmt, path::Path};
 
@@ -13,12 +13,13 @@ use serde_json::{Map, Value};
 
 use super::{ConfigError, EnvSource, EnvVar, Format, KeyFault, error::shown};
 
-/// What a value must be, as a text and as a check, and the keys with such values.
+/// A type of value: its description for errors, its check, and the keys that have it.
 type KnownKeys = (&'static str, fn(&Value) -> bool, &'static [&'static str]);
 
-/// The known keys. A misspelt key is compared with them in this order.
+/// The known keys. `misspelt` suggests the first one that is similar.
 const KEYS: [KnownKeys; 10] = [
     (
+        // `ServerReader::non_empty` refuses an empty text where one is read.
         "text in quotes, and not empty",
         is_text,
         &[
@@ -92,8 +93,7 @@ const KEYS_OF_OTHERS: [&str; 18] = [
     "version",
 ];
 
-/// Checks the keys of a server and their values; a null value counts as absent. Returns the keys that have no effect. The error is the key
-/// at fault.
+/// Checks the keys of a server and their values. A null value counts as absent. Returns the keys that have no effect, or the key at fault.
 pub(super) fn check(table: &Map<String, Value>) -> Result<Vec<&str>, (&str, KeyFault)> {
     let mut ignored = Vec::new();
     for (key, value) in table {
@@ -109,20 +109,19 @@ pub(super) fn check(table: &Map<String, Value>) -> Result<Vec<&str>, (&str, KeyF
     Ok(ignored)
 }
 
-/// The fault of a key whose value is not what `KEYS` says.
+/// The fault of a key whose value does not have the type in `KEYS`.
 pub(super) fn wrong_type(key: &str) -> KeyFault {
     let expected = KEYS.iter().find(|(_, _, keys)| keys.contains(&key)).map_or("a table", |(expected, _, _)| expected);
     KeyFault::Type { expected }
 }
 
-/// The known key of which an unknown one is probably a typo: the same words joined in another way, or an edit distance of at most a
-/// quarter of its length, and at most 2.
+/// The known key of which an unknown one is probably a typo. Without `_`, `-` and case, their edit distance is at most a quarter of the
+/// known key's length, and at most 2.
 fn misspelt(key: &str) -> Option<&'static str> {
-    // The key in lower case, without `_` and `-`.
     let joined = |key: &str| -> String {
         key.chars().filter(|c| !matches!(c, '_' | '-')).map(|c| c.to_ascii_lowercase()).collect()
     };
-    let is_meant = |known: &&&str| {
+    let is_similar = |known: &&&str| {
         // A much longer key cannot be a typo. Returning early also avoids the cost of the comparison.
         if key.len() > known.len() + 8 {
             return false;
@@ -134,7 +133,7 @@ fn misspelt(key: &str) -> Option<&'static str> {
     if KEYS_OF_OTHERS.contains(&key) {
         return None;
     }
-    KEYS.iter().flat_map(|(_, _, keys)| *keys).find(is_meant).copied()
+    KEYS.iter().flat_map(|(_, _, keys)| *keys).find(is_similar).copied()
 }
 
 /// The Levenshtein distance: how many bytes must be inserted, deleted or replaced.
@@ -214,8 +213,8 @@ pub(super) fn parse(text: &str, path: &Path, format: Format) -> Result<Map<Strin
     }
 }
 
-/// A value without duplicate keys: serde_json would silently drop one of two servers with the same name. Infinities and NaN, which a
-/// `Value` cannot hold, become strings, so that they are rejected where a number is expected.
+/// A value whose tables have no duplicate keys: with serde_json's own `Value`, one of two servers with the same name would be dropped
+/// silently. Infinities and NaN, which a `Value` cannot hold, become strings, so that they are rejected where a number is expected.
 struct StrictValue(Value);
 
 impl<'de> Deserialize<'de> for StrictValue {
@@ -269,7 +268,7 @@ impl<'de> Visitor<'de> for StrictVisitor {
         let mut table = Map::new();
         while let Some((key, StrictValue(value))) = from.next_entry::<String, _>()? {
             if table.contains_key(&key) {
-                return Err(Error::custom(format_args!("`{}` is there twice", shown(&key))));
+                return Err(Error::custom(format_args!("`{}` is defined twice", shown(&key))));
             }
             table.insert(key, value);
         }

@@ -36,7 +36,7 @@ fn set(names: &[&str]) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_program_is_read_with_every_key() {
+fn a_stdio_server_is_read_with_every_key() {
     let read = server(
         r#"
         command = "docs-server"
@@ -81,7 +81,7 @@ fn a_program_is_read_with_every_key() {
 }
 
 #[test]
-fn a_server_over_http_is_read_and_the_rest_has_defaults() {
+fn an_http_server_is_read_and_absent_keys_have_defaults() {
     let read = server(
         r#"
         url = "https://docs.example/mcp?x=1"
@@ -109,7 +109,7 @@ fn a_server_over_http_is_read_and_the_rest_has_defaults() {
 }
 
 #[test]
-fn places_are_read_under_three_names() {
+fn the_environment_is_read_from_any_of_three_keys() {
     for (says, place) in [
         ("local", Placement::Local),
         ("remote", Placement::Remote),
@@ -131,14 +131,14 @@ fn places_are_read_under_three_names() {
 }
 
 #[test]
-fn times_have_bounds_and_seconds_go_before_milliseconds() {
+fn timeouts_are_limited_and_seconds_take_precedence_over_milliseconds() {
     assert_eq!(server("command = 'x'\nstartup_timeout_ms = 1500").startup_timeout, Duration::from_millis(1500));
     assert_eq!(server("command = 'x'\nstartup_timeout_sec = 0").startup_timeout, Duration::ZERO);
     assert_eq!(server("command = 'x'\ntool_timeout_sec = 0.25").tool_timeout, Duration::from_millis(250));
     for much in ["99999999", "1e300", "9223372036854775807"] {
         let config = toml(&format!("[mcp_servers.s]\ncommand = 'x'\ntool_timeout_sec = {much}")).expect("a good file");
         assert_eq!(config.servers["s"].tool_timeout, TIMEOUT_MAX);
-        assert!(config.warnings[0].contains("server `s`: key `tool_timeout_sec`: taken as 30 days"), "{config:?}");
+        assert!(config.warnings[0].contains("server `s`: key `tool_timeout_sec`: reduced to 30 days"), "{config:?}");
     }
 }
 
@@ -170,18 +170,18 @@ fn a_configuration_of_the_reference_loads_unchanged() {
     .expect("a good file");
     assert_eq!(config.servers["docs"].placement, Placement::Remote);
     let expected = [
-        "`mcp.toml`: key `default_tools_approval_mode` is not acted on (servers `docs`, `web`)",
-        "`mcp.toml`: key `oauth` is not acted on (server `web`)",
-        "`mcp.toml`: key `oauth_resource` is not acted on (server `web`)",
-        "`mcp.toml`: key `scopes` is not acted on (server `web`)",
-        "`mcp.toml`: key `something_of_tomorrow` is not acted on (server `web`)",
-        "`mcp.toml`: key `tools` is not acted on (server `docs`)",
+        "`mcp.toml`: key `default_tools_approval_mode` is ignored (servers `docs`, `web`)",
+        "`mcp.toml`: key `oauth` is ignored (server `web`)",
+        "`mcp.toml`: key `oauth_resource` is ignored (server `web`)",
+        "`mcp.toml`: key `scopes` is ignored (server `web`)",
+        "`mcp.toml`: key `something_of_tomorrow` is ignored (server `web`)",
+        "`mcp.toml`: key `tools` is ignored (server `docs`)",
     ];
     assert_eq!(config.warnings, expected);
 }
 
 #[test]
-fn json_of_other_programs_is_read_as_it_is_meant() {
+fn json_files_of_other_programs_are_accepted() {
     let config = json(
         r#"{
           "history": [{ "x": null }],
@@ -200,9 +200,9 @@ fn json_of_other_programs_is_read_as_it_is_meant() {
     let tools = ToolFilter { enabled: Some(set(&["a"])), disabled: set(&["b"]) };
     assert_eq!(config.servers["some"].tools, tools);
     let expected = [
-        "`mcp.json`: key `autoApprove` is not acted on (server `files`)",
-        "`mcp.json`: key `timeout` is not acted on (server `files`)",
-        "`mcp.json`: key `trust` is not acted on (server `some`)",
+        "`mcp.json`: key `autoApprove` is ignored (server `files`)",
+        "`mcp.json`: key `timeout` is ignored (server `files`)",
+        "`mcp.json`: key `trust` is ignored (server `some`)",
     ];
     assert_eq!(config.warnings, expected);
     // The same table under its other names.
@@ -216,35 +216,35 @@ fn json_of_other_programs_is_read_as_it_is_meant() {
 }
 
 #[test]
-fn what_cannot_work_is_warned_about() {
+fn settings_without_effect_cause_a_warning() {
     let warned = |config: Result<Config, ConfigError>| config.expect("a good file").warnings.join("\n");
     assert!(
         warned(toml("model = 'x'"))
-            .contains("`mcp.toml`: there is no server in it: each stands in a table `[mcp_servers.NAME]`")
+            .contains("`mcp.toml`: no servers found; they must be in a table `[mcp_servers.NAME]`")
     );
     assert!(warned(json("{}")).contains("an object `mcpServers`"));
     assert_eq!(warned(toml("[mcp_servers]")), "");
     let template = r#"{"mcpServers": {"s": {"command": "x", "env": {"KEY": "${KEY}"}}}}"#;
     let said = warned(json(template));
-    assert!(said.contains("server `s`: key `env`: `${…}` is not replaced") && !said.contains("KEY"), "{said}");
+    assert!(said.contains("server `s`: key `env`: `${…}` is not expanded") && !said.contains("KEY"), "{said}");
     let token = "[mcp_servers.s]\ncommand = 'x'\nenv_vars = ['exec_server_token']";
-    assert!(warned(toml(token)).contains("`EXEC_SERVER_TOKEN` is never passed on"));
+    assert!(warned(toml(token)).contains("`EXEC_SERVER_TOKEN` is never passed to a server"));
 }
 
 #[test]
-fn mistakes_are_refused_with_file_server_and_key() {
+fn an_error_names_the_file_the_server_and_the_key_but_no_value() {
     for (lines, said) in [
-        ("", "key `command`: missing; give `command`"),
+        ("", "key `command`: missing; set `command`"),
         ("args = []", "key `command`: missing"),
         ("command = ''", "key `command`: must be text"),
         ("command = ['x']", "key `command`: must be text"),
-        ("command = 'x'\nurl = 'http://h/'", "key `command`: not beside `url`"),
-        ("command = 'x'\nhttp_headers = { a = 'b' }", "key `http_headers`: not beside `command`"),
-        ("command = 'x'\nbearer_token_env_var = 'A'", "key `bearer_token_env_var`: not beside `command`"),
-        ("url = 'http://h/'\ncwd = '/'", "key `cwd`: not beside `url`"),
-        ("url = 'http://h/'\nenv_vars = ['A']", "key `env_vars`: not beside `url`"),
-        ("url = 'http://h/'\nbearer_token = 'secret'", "key `bearer_token`: a token does not belong into this file"),
-        ("command = 'x'\nbearer_token = 'secret'", "key `bearer_token`: a token does not belong into this file"),
+        ("command = 'x'\nurl = 'http://h/'", "key `command`: cannot be combined with `url`"),
+        ("command = 'x'\nhttp_headers = { a = 'b' }", "key `http_headers`: cannot be combined with `command`"),
+        ("command = 'x'\nbearer_token_env_var = 'A'", "key `bearer_token_env_var`: cannot be combined with `command`"),
+        ("url = 'http://h/'\ncwd = '/'", "key `cwd`: cannot be combined with `url`"),
+        ("url = 'http://h/'\nenv_vars = ['A']", "key `env_vars`: cannot be combined with `url`"),
+        ("url = 'http://h/'\nbearer_token = 'secret'", "key `bearer_token`: a token must not be in this file"),
+        ("command = 'x'\nbearer_token = 'secret'", "key `bearer_token`: a token must not be in this file"),
         ("url = 'ftp://secret/'", "key `url`: must be an http:// or https:// URL"),
         ("url = '/secret'", "key `url`: must be an http:// or https:// URL"),
         ("url = 'http://h/'\nhttp_headers = { 'a b' = 'secret' }", "key `http_headers`: must be a table of headers"),
@@ -265,11 +265,11 @@ fn mistakes_are_refused_with_file_server_and_key() {
         ("command = 'x'\nenv_vars = ['']", "key `env_vars`: must be a list of names"),
         ("command = \"x\\u0000\"", "key `command`: must be text"),
         ("command = 'x'\nenvironment = ''", "key `environment`: must be text"),
-        ("command = 'x'\nenvironment = 'None'", "key `environment`: `none` is no place to run at"),
+        ("command = 'x'\nenvironment = 'None'", "key `environment`: `none` cannot run a server"),
         ("command = 'x'\nenvironment = 'http://secret'", "key `environment`: "),
         (
             "command = 'x'\nenvironment = 'a'\nenvironment_id = 'b'",
-            "key `environment_id`: says something else than `environment`",
+            "key `environment_id`: has another value than `environment`",
         ),
         ("command = 'x'\nenvironment = 'a'\ncwd = 'src'", "key `cwd`: must be absolute"),
         ("command = 'x'\nstartup_timeout_sec = -1", "key `startup_timeout_sec`: must be a number of seconds"),
@@ -286,8 +286,8 @@ fn mistakes_are_refused_with_file_server_and_key() {
         ("command = 'x'\nenabledTools = ['a']", "key `enabledTools`: unknown; did you mean `enabled_tools`?"),
         ("comand = 'x'", "key `comand`: unknown; did you mean `command`?"),
         ("command = 'x'\narg = []", "key `arg`: unknown; did you mean `args`?"),
-        ("url = 'http://h/'\ntype = 'sse'", "key `type`: `sse` is no longer spoken; use"),
-        ("url = 'http://h/'\ntransport = 'sse'", "key `transport`: `sse` is no longer spoken; use"),
+        ("url = 'http://h/'\ntype = 'sse'", "key `type`: the `sse` transport is not supported; use"),
+        ("url = 'http://h/'\ntransport = 'sse'", "key `transport`: the `sse` transport is not supported; use"),
         ("url = 'http://h/'\ntype = 'stdio'", "key `type`: `stdio` needs `command`"),
         ("command = 'x'\ntype = 'http'", "key `type`: `http` needs `url`"),
         ("command = 'x'\ntype = 'pigeon'", "key `type`: must be `stdio` or `http`"),
@@ -299,7 +299,7 @@ fn mistakes_are_refused_with_file_server_and_key() {
 }
 
 #[test]
-fn a_foreign_directory_is_absolute_by_its_own_rules() {
+fn a_remote_directory_is_absolute_by_the_rules_of_any_system() {
     for cwd in ["/src", "C:\\\\src", "c:/src", "\\\\\\\\host\\\\share", "file:///C:/src"] {
         server(&format!("command = 'x'\nenvironment = 'remote'\ncwd = \"{cwd}\""));
     }
@@ -307,31 +307,32 @@ fn a_foreign_directory_is_absolute_by_its_own_rules() {
 }
 
 #[test]
-fn files_that_are_none_are_refused() {
+fn malformed_files_are_refused() {
     assert!(refused(toml("a = 1\n[mcp_servers")).starts_with("`mcp.toml` is not TOML, line 2: "));
     assert!(refused(json("{\n  'a'")).starts_with("`mcp.json` is not JSON: "));
     assert!(refused(json("[]")).contains("it must be an object"));
     assert!(
         refused(json(r#"{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}"#))
-            .contains("`a` is there twice")
+            .contains("`a` is defined twice")
     );
     let twice = r#"{"mcpServers": {"a": {"command": "x"}}, "servers": {"a": {"command": "y"}}}"#;
-    assert!(refused(json(twice)).contains("server `a` is there twice"));
+    assert!(refused(json(twice)).contains("server `a` is defined twice"));
     assert!(refused(json(&"[".repeat(100_000))).contains("is not JSON"));
     assert!(refused(toml(&format!("a = {}", "[".repeat(100_000)))).contains("is not TOML"));
     assert!(refused(toml("mcp_servers = 1")).contains("`mcp.toml`: key `mcp_servers`: must be a table"));
     assert!(refused(toml("mcp_servers.s = 1")).contains("server `s`: key `mcp_servers`: must be a table"));
     let said = refused(json(r#"{"mcpServers": {"My \u001b[2J Server": {"command": "x"}}}"#));
     assert!(
-        said.contains("server `My \\u{1b}[2J Server`: a name has letters") && said.contains("call it `My___2J_Server`"),
+        said.contains("server `My \\u{1b}[2J Server`: a name may contain only letters")
+            && said.contains("for example `My___2J_Server`"),
         "{said}"
     );
-    assert!(refused(toml("[mcp_servers.'']\ncommand = 'x'")).contains("call it `server`"));
+    assert!(refused(toml("[mcp_servers.'']\ncommand = 'x'")).contains("for example `server`"));
     only(json("\u{feff}{\"mcpServers\": {\"s\": {\"command\": \"x\"}}}"));
 }
 
 #[test]
-fn a_file_is_read_by_its_name_and_not_when_it_is_too_large() {
+fn the_file_name_decides_the_format_and_the_size_is_limited() {
     let dir = tempfile::tempdir().expect("make a directory");
     let path = dir.path().join("a.JSON");
     let missing = Config::load(&path).expect_err("not there");
