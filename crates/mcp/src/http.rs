@@ -5,13 +5,13 @@
 //! rmcp's transport ──▶ ExecutorHttp ──▶ Client::http_stream ──▶ http/request ──▶ executor ──▶ MCP server
 //! ```
 //!
-//! If the server has forgotten the session (404), the transport starts a new one: it sends `initialize` again and repeats the refused
-//! message. A 401 is reported as [`HttpError::AuthenticationRequired`] and not retried. Other failures are not retried either, because the
-//! server may already have acted on the request. A request that has no waiter left is cancelled on the executor too, so that a handshake
-//! that timed out leaves nothing running there.
+//! If the server answers 404 because it no longer knows the session, the transport sends `initialize` again and repeats the message in the
+//! new session. A 401 is reported as [`HttpError::AuthenticationRequired`] and not retried. Other failures are not retried either, because
+//! the server may already have acted on the request. When the transport is closed or dropped, its requests are cancelled on the executor
+//! too, so that a handshake that timed out leaves none running there.
 //!
-//! A request with a token or configured headers follows redirects only within the origin of the server. Any other request follows the
-//! redirects that the executor allows.
+//! A request with a token or configured headers follows redirects only within the origin of the server. For any other request the executor
+//! follows redirects by its own rules.
 //!
 //! Does not read the environment.
 
@@ -54,7 +54,7 @@ use crate::config::HttpConfig;
 /// The largest message of a server, in bytes: an SSE event, or a whole JSON response.
 pub const MESSAGE_BYTES: usize = 16 << 20;
 
-/// How many bytes of an error page an error shows.
+/// How many bytes of a response body or of a redirect location an error shows.
 const SHOWN_BYTES: usize = 256;
 
 const SESSION: &str = "mcp-session-id";
@@ -70,10 +70,10 @@ const BOTH: &str = "text/event-stream, application/json";
 /// Headers that this module sets itself. A configuration may not set them.
 const RESERVED: [&str; 4] = ["accept", "content-type", SESSION, LAST_EVENT];
 
-/// The transport for rmcp's client. Dropping it cancels all its requests, in any state.
+/// The transport for rmcp's client. Dropping it cancels all its requests.
 pub struct HttpTransport {
     inner: StreamableHttpClientTransport<ExecutorHttp>,
-    /// Dropped when no answer is wanted. This cancels all requests except the one that deletes the session.
+    /// Dropped when the transport is closed. This cancels all requests except the DELETE of the session.
     transport_open: Option<watch::Sender<()>>,
 }
 
@@ -89,7 +89,7 @@ impl Transport<RoleClient> for HttpTransport {
     }
 
     async fn close(&mut self) -> Result<(), Self::Error> {
-        // Before closing: the inner transport waits for its requests, and this cancels them. The DELETE of the session still runs.
+        // Cancel the requests first, because the inner transport waits for them. The DELETE of the session still runs.
         self.transport_open = None;
         self.inner.close().await
     }
@@ -114,13 +114,13 @@ pub struct Endpoint {
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
     /// The variable that should hold the token is not set.
-    #[error("`bearer_token_env_var` names `{variable}`, which is not set; set it, or take the line out")]
+    #[error("`bearer_token_env_var` names `{variable}`, which is not set; set the variable, or remove this key")]
     NoToken { variable: String },
     /// A header that cannot be sent.
     #[error("the header `{name}` cannot be sent to an MCP server: {reason}")]
     Header { name: String, reason: &'static str },
     /// The server answered 401.
-    #[error("authentication required{}", colon_and(challenge))]
+    #[error("authentication required{}", after_colon(challenge))]
     AuthenticationRequired {
         /// The server's `WWW-Authenticate` header. May be empty.
         challenge: String,
@@ -128,13 +128,13 @@ pub enum HttpError {
     /// Any other failure.
     #[error("{reason}")]
     Failed {
-        /// The failed step and the cause.
+        /// The cause, with the failed step if it is known.
         reason: String,
     },
 }
 
 impl HttpError {
-    /// Whether the user must log in.
+    /// Whether the server answered 401.
     #[must_use]
     pub fn is_authentication_required(&self) -> bool {
         matches!(self, Self::AuthenticationRequired { .. })
@@ -183,7 +183,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// `: TEXT`, or nothing if the text is empty.
-fn colon_and(text: &str) -> String {
+fn after_colon(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!(": {text}") }
 }
 
@@ -211,7 +211,7 @@ impl Endpoint {
             let failed = |reason| HttpError::Header { name: name.clone(), reason };
             let parsed: HeaderName = name.parse().map_err(|_| failed("not a valid header name"))?;
             if RESERVED.contains(&parsed.as_str()) {
-                return Err(failed("the protocol sets it itself"));
+                return Err(failed("the protocol uses this header itself"));
             }
             let mut value = HeaderValue::from_str(value).map_err(|_| failed("its value is not valid in a header"))?;
             value.set_sensitive(true);
@@ -223,8 +223,8 @@ impl Endpoint {
         if let Some(token) = &self.bearer_token {
             config = config.auth_header(token.clone());
         }
-        let (transport_open, wanted_rx) = watch::channel(());
-        let http = ExecutorHttp { client, transport_open: wanted_rx };
+        let (transport_open, transport_open_rx) = watch::channel(());
+        let http = ExecutorHttp { client, transport_open: transport_open_rx };
         let inner = StreamableHttpClientTransport::with_client(http, config);
         Ok(HttpTransport { inner, transport_open: Some(transport_open) })
     }
@@ -257,8 +257,7 @@ impl ExecutorHttp {
         async move { while transport_open.changed().await.is_ok() {} }
     }
 
-    /// Runs `work` until the transport is closed. Without this, the transport's own task would keep waiting for the answer to an abandoned
-    /// handshake.
+    /// Runs `work` until the transport is closed. Without this, rmcp's task would keep waiting for the answer to an abandoned handshake.
     async fn unless_closed<T>(&self, work: impl Future<Output = Result<T, HttpFailure>>) -> Result<T, HttpFailure> {
         tokio::select! {
             biased;
@@ -291,7 +290,7 @@ impl ExecutorHttp {
             }
             kind => {
                 let body = response.body.collect_up_to(MESSAGE_BYTES).await.map_err(StreamableHttpError::Client)?;
-                whole(message, kind, &body, session)
+                parse_body(message, kind, &body, session)
             }
         }
     }
@@ -330,9 +329,10 @@ impl ExecutorHttp {
             let value = value.to_str().map_err(|_| StreamableHttpError::ReservedHeaderConflict(name.to_string()))?;
             request = request.header(name.as_str(), value);
         }
-        // The protocol's own headers are not secret, so a request with only those may follow redirects anywhere.
-        let is_ours = |name: &HeaderName| PROTOCOL_HEADERS.contains(&name.as_str());
-        if call.token.is_some() || !call.headers.keys().all(is_ours) {
+        // The protocol's own headers are not secret, so the executor may follow redirects of a request with only those.
+        let is_protocol = |name: &HeaderName| PROTOCOL_HEADERS.contains(&name.as_str());
+        if call.token.is_some() || !call.headers.keys().all(is_protocol) {
+            // The executor must not follow redirects; the loop below does.
             request = request.redirect(RedirectPolicy::Stop);
         }
         let mut followed = 0;
@@ -340,13 +340,13 @@ impl ExecutorHttp {
             let response = self.client.http_stream(&request).await.map_err(StreamableHttpError::Client)?;
             check_access(&response)?;
             let status = status(&response);
-            match redirect::next(call.method, &request.url, status, response.header("location")) {
+            match redirect::decide(call.method, &request.url, status, response.header("location")) {
                 RedirectDecision::Go(url) if followed < redirect::MOST => request.url = url,
                 RedirectDecision::Stay => return Ok(response),
-                // The headers of this server must not be sent to another place.
-                RedirectDecision::Go(place) | RedirectDecision::Elsewhere(place) => {
+                // Too many redirects, or one that must not be followed.
+                RedirectDecision::Go(place) | RedirectDecision::Refuse(place) => {
                     let text = format!(
-                        "HTTP {status} redirects to `{place}`, which is not followed; if that is the server, set `url` to it"
+                        "HTTP {status}: the redirect to `{place}` was not followed; if that is the server, set `url` to it"
                     );
                     return Err(StreamableHttpError::UnexpectedServerResponse(text.into()));
                 }
@@ -428,7 +428,7 @@ fn check_access(response: &Response<Body>) -> Result<(), HttpFailure> {
     }
 }
 
-/// The error for a server that is overloaded or failing (429 or 5xx).
+/// The error for a status that asks the client to come back later (429 or 5xx), with the `retry-after` header. Otherwise `None`.
 fn busy(response: &Response<Body>) -> Option<HttpFailure> {
     let status = status(response);
     let is_busy = status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error();
@@ -437,10 +437,10 @@ fn busy(response: &Response<Body>) -> Option<HttpFailure> {
 }
 
 fn unexpected(status: StatusCode, body: &[u8]) -> HttpFailure {
-    StreamableHttpError::UnexpectedServerResponse(format!("HTTP {status}{}", colon_and(&shown(body))).into())
+    StreamableHttpError::UnexpectedServerResponse(format!("HTTP {status}{}", after_colon(&shown(body))).into())
 }
 
-/// The beginning of an error page.
+/// The beginning of a response body, for an error text.
 fn shown(body: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(&body[..body.len().min(SHOWN_BYTES)])
 }
@@ -450,11 +450,12 @@ async fn refused(response: Response<Body>, session: Option<String>) -> Result<St
     let status = status(&response);
     let busy = busy(&response);
     let is_json = response.header("content-type").is_some_and(|kind| kind.starts_with(JSON));
-    let is_known = status == StatusCode::TOO_MANY_REQUESTS || (busy.is_some() && !is_json);
-    if let Some(busy) = busy.filter(|_| is_known) {
+    // The body of a 5xx may be a JSON-RPC error, which says more than the status.
+    let ignores_body = status == StatusCode::TOO_MANY_REQUESTS || (busy.is_some() && !is_json);
+    if let Some(busy) = busy.filter(|_| ignores_body) {
         return Err(busy);
     }
-    // If the error page cannot be read, report the status without it.
+    // If the body cannot be read, report the status without it.
     let body = response.body.collect_up_to(MESSAGE_BYTES).await.unwrap_or_default();
     match serde_json::from_slice::<ServerJsonRpcMessage>(&body) {
         Ok(message @ ServerJsonRpcMessage::Error(_)) if is_json && status != StatusCode::FORBIDDEN => {
@@ -465,9 +466,9 @@ async fn refused(response: Response<Body>, session: Option<String>) -> Result<St
     }
 }
 
-/// Parses a whole body. Only a request needs an answer, so a body that is not a message is accepted for anything else: some servers answer
-/// 200 to notifications.
-fn whole(
+/// Parses the body of a successful response. Only a request needs an answer: some servers answer a notification with 200 and a body that is
+/// not a message, which counts as accepted.
+fn parse_body(
     message: &ClientJsonRpcMessage,
     kind: Option<String>,
     body: &[u8],
@@ -478,7 +479,7 @@ fn whole(
         Ok(answer) if is_json => Ok(StreamableHttpPostResponse::Json(answer, session)),
         _ if !matches!(message, ClientJsonRpcMessage::Request(_)) => Ok(StreamableHttpPostResponse::Accepted),
         Err(error) if is_json => {
-            let text = format!("the answer is not a JSON-RPC message: {error}: {}", shown(body));
+            let text = format!("the response is not a JSON-RPC message: {error}: {}", shown(body));
             Err(StreamableHttpError::UnexpectedServerResponse(text.into()))
         }
         _ => Err(StreamableHttpError::UnexpectedContentType(kind)),

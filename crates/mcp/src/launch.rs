@@ -1,7 +1,7 @@
-//! Starts an MCP server on stdio, on this machine or on an executor. The two cases differ only in the environment of the process.
+//! Starts an MCP server on stdio, on this machine or on an executor. The two cases differ only in the environment variables of the process.
 //!
-//! The process is owned by the launcher: it ends when its last handle is dropped. Every launch uses a new `processId`. The MCP protocol
-//! itself is in `transport`.
+//! The process is terminated when its last handle is dropped. Every launch uses a new `processId`. The MCP protocol itself is in
+//! `transport`.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -82,7 +82,7 @@ pub async fn launch(backend: &Backend, launch: Launch<'_>) -> Result<StdioTransp
             let path = match environment.env.get("PATH") {
                 Some(path) => Some(path.clone()),
                 None if program.contains('/') => None,
-                None => path_there(backend.client(), &environment).await,
+                None => path_on_executor(backend.client(), &environment).await,
             };
             Err(LaunchError::NotFound { program, path })
         }
@@ -92,7 +92,7 @@ pub async fn launch(backend: &Backend, launch: Launch<'_>) -> Result<StdioTransp
 
 /// The `PATH` that a process with this environment gets. A shell on the executor prints it, because we do not know the executor's own
 /// variables.
-async fn path_there(client: &Client, environment: &LaunchEnv) -> Option<String> {
+async fn path_on_executor(client: &Client, environment: &LaunchEnv) -> Option<String> {
     let asking = async {
         let shell = with_environment(Start::new(["/bin/sh", "-c", "printf %s \"$PATH\""]), environment);
         let process = client.start(shell.terminate_on_drop(true)).await.ok()?;
@@ -114,7 +114,7 @@ fn start(launch: &Launch<'_>, environment: &LaunchEnv) -> Start {
     let start = Start::new(std::iter::once(command).chain(args).cloned())
         .id(format!("mcp-stdio-{number}-{:08x}", *NONCE as u32))
         .pipe_stdin(true)
-        // Do not rely on the executor's default: losing a message is worse than blocking the server.
+        // The default of the protocol, but set explicitly: losing a message would be worse than blocking the server.
         .overflow(Overflow::Block)
         .terminate_on_drop(true);
     let start = with_environment(start, environment);
@@ -126,7 +126,7 @@ fn start(launch: &Launch<'_>, environment: &LaunchEnv) -> Start {
     }
 }
 
-/// Whether a directory is relative. A `file:` URI is not, and neither is a Windows path with a drive letter or a UNC path.
+/// Whether a directory is relative, on Unix and on Windows. A `file:` URI, a path with a drive letter, and a UNC path are not.
 #[must_use]
 pub fn is_relative(dir: &Path) -> bool {
     let text = dir.to_string_lossy();
@@ -143,7 +143,7 @@ fn not_found(program: &str, path: Option<&str>) -> String {
     match path {
         _ if program.contains('/') => "no such program on the executor".to_owned(),
         Some(path) => format!("not found in the PATH that it would get: {path}"),
-        None => "not found in the PATH of its executor; give its whole path, or set `env.PATH`".to_owned(),
+        None => "not found in the PATH of its executor; give an absolute path, or set `env.PATH`".to_owned(),
     }
 }
 
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_below_another_is_relative() {
+    fn uris_and_absolute_paths_of_any_system_are_not_relative() {
         for dir in ["src", "./src", "../x", "a:b", "file", "c"] {
             assert!(is_relative(dir.as_ref()), "{dir}");
         }

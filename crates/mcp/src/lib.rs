@@ -1,10 +1,10 @@
-//! Runs MCP servers on another machine and talks to them from this one. Connections survive cut links and restarts of the executor, the
-//! exec-server that runs the processes.
+//! Runs MCP servers on this or another machine. An *executor* is the exec-server that runs their processes. Connections to the servers
+//! survive cut links and restarts of the executor.
 //!
-//! An MCP server on stdio is an ordinary process, so the executor's promise covers it: no message is lost or repeated, and no process is
-//! left behind. [`config`] says which servers exist and where they run, [`mod@env`] which variables each one gets, and [`names`] under
-//! which names a model calls their tools. [`launch`] starts a server, [`transport`] talks to it over stdio, [`http`] talks to a server over
-//! HTTP, and [`manager`] keeps many servers:
+//! An MCP server on stdio is an ordinary process of the executor, so no message is lost or repeated, and no process is left running.
+//! [`config`] reads which servers exist and where they run. [`mod@env`] computes their environment variables, and [`names`] the tool names
+//! that a model sees. [`launch`] starts a server, [`transport`] talks to it over stdio, and [`http`] talks to a server over HTTP.
+//! [`manager`] runs all servers of a configuration:
 //!
 //! ```no_run
 //! use exec_server_client::{environment::choose, local::LocalConfig};

@@ -6,12 +6,12 @@
 //!                       ├─ failed, authenticationRequired            └─ too often ─▶ failed
 //!                       └─ cancelled (shutdown)
 //! ```
-//! `server` runs the life of one server and owns its connection. `start` makes one attempt to get a server ready. `connection` sends
-//! requests and waits for answers, `handler` answers the requests of servers, `list` reads paged lists, `call` prepares tool calls, and
-//! `hosts` opens the executors.
+//! `server` runs one server from its start to its end and owns its connection. `start` makes one attempt to get a server ready.
+//! `connection` sends requests and waits for answers. `handler` answers the requests of servers. `list` reads paged lists, `call` prepares
+//! tool calls, and `hosts` opens the executors.
 //!
-//! A crash is reported: the call in progress fails with [`Error::Crashed`] and is not repeated, because it may have had its effect. The
-//! next call waits for the restart. Servers are started only by [`Manager::start`] or by a request to a server, never by
+//! When a server crashes, the calls in progress fail with [`Error::Crashed`]. They are not repeated, because they may have had an effect.
+//! The next call waits for the restart. Servers are started only by [`Manager::start`] or by a request to a server, never by
 //! [`Manager::status`]. [`Manager::shutdown`] ends everything, including calls in progress, and returns when all servers are gone. Dropping
 //! the manager does the same in the background.
 
@@ -36,7 +36,11 @@ use tokio::{
     task::JoinSet,
 };
 
-use self::{server::ManagedServer, start::ManagerContext, state::UPDATES};
+use self::{
+    server::{ManagedServer, StartMode},
+    start::ManagerContext,
+    state::UPDATES,
+};
 use crate::{config::Config, env::Variables, transport::StderrLog};
 
 pub use call::{CallResult, SandboxState, ToolCall};
@@ -50,7 +54,7 @@ pub use state::{ServerStatus, ServerUpdate, Summary, Updates};
 #[derive(Clone)]
 pub struct Settings {
     pub config: Config,
-    /// Our environment variables. A server on this machine gets a few of them; a configuration may name others.
+    /// Our environment variables. A server on this machine gets a few of them. The configuration of a server may name others.
     pub variables: Variables,
     /// Working directory of servers that configure none. If absent, such servers run in the executor's working directory.
     pub cwd: Option<PathBuf>,
@@ -119,7 +123,7 @@ pub struct ServerTool {
 pub struct Manager {
     context: Arc<ManagerContext>,
     servers: BTreeMap<String, Arc<ManagedServer>>,
-    /// Whether shutdown also ends the sessions on the hosts. False for the temporary manager of a snapshot.
+    /// Whether `shutdown` also ends the sessions on the hosts. False for the temporary manager of a snapshot, which shares the hosts.
     owns_hosts: bool,
     stop: watch::Sender<bool>,
     /// One task per server, and one per call of `start` that sends the summary.
@@ -146,11 +150,11 @@ impl Manager {
     /// Starts every enabled server that is not started yet, in parallel. Returns at once.
     pub fn start(&self) {
         for server in self.servers.values() {
-            self.begin(server, false);
+            self.begin(server, StartMode::First);
         }
         let summary = self.summary();
         let updates = self.context.updates.clone();
-        // Box the future so that the runtime's code is compiled for one task type only.
+        // Boxed, so that tokio's task code is compiled for one type of future only.
         let report: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
             // Fails only without subscribers.
             updates.send(ServerUpdate::Summary(summary.await)).ok();
@@ -177,7 +181,7 @@ impl Manager {
 
     /// Starts a server again after it has failed or required authentication, as if for the first time. Returns at once.
     pub fn restart(&self, server: &str) -> Result<(), Error> {
-        self.begin(self.find(server)?, true);
+        self.begin(self.find(server)?, StartMode::AfterFailure);
         Ok(())
     }
 
@@ -218,7 +222,7 @@ impl Manager {
 
     /// The tools of one server. Starts the server if necessary.
     pub async fn tools_of(&self, server: &str) -> Result<Vec<Tool>, Error> {
-        let server = self.started(server)?;
+        let server = self.find_started(server)?;
         server.ready().await?;
         Ok(server.known_tools().await.unwrap_or_default())
     }
@@ -238,17 +242,17 @@ impl Manager {
         self.list(server, list::PROMPTS).await
     }
 
-    /// The resources of every started server. Servers that fail are left out.
+    /// The resources of every server that was started. Servers that fail are left out.
     pub async fn resources(&self) -> BTreeMap<String, Vec<Resource>> {
         self.list_each(list::RESOURCES).await
     }
 
-    /// The resource templates of every started server. Servers that fail are left out.
+    /// The resource templates of every server that was started. Servers that fail are left out.
     pub async fn resource_templates(&self) -> BTreeMap<String, Vec<ResourceTemplate>> {
         self.list_each(list::RESOURCE_TEMPLATES).await
     }
 
-    /// The prompts of every started server. Servers that fail are left out.
+    /// The prompts of every server that was started. Servers that fail are left out.
     pub async fn prompts(&self) -> BTreeMap<String, Vec<Prompt>> {
         self.list_each(list::PROMPTS).await
     }
@@ -270,7 +274,7 @@ impl Manager {
     pub async fn call(&self, call: ToolCall) -> Result<CallResult, Error> {
         let server = self.find(&call.server)?;
         call::check(server, &call)?;
-        self.begin(server, false);
+        self.begin(server, StartMode::First);
         call::send(server, call).await
     }
 
@@ -296,7 +300,7 @@ impl Manager {
         }
     }
 
-    /// Waits until no server is starting, and sums up the results.
+    /// Waits until no server is starting, and collects the results.
     fn summary(&self) -> impl Future<Output = Summary> + Send + use<> {
         let servers: Vec<_> = self.servers.values().cloned().collect();
         async move {
@@ -323,41 +327,42 @@ impl Manager {
         if server.config.enabled { Ok(server) } else { Err(Error::Disabled { server: name.to_owned() }) }
     }
 
-    fn started(&self, name: &str) -> Result<&Arc<ManagedServer>, Error> {
+    /// Finds a server and starts it if necessary. Does not wait until it is ready.
+    fn find_started(&self, name: &str) -> Result<&Arc<ManagedServer>, Error> {
         let server = self.find(name)?;
-        self.begin(server, false);
+        self.begin(server, StartMode::First);
         Ok(server)
     }
 
-    fn begin(&self, server: &Arc<ManagedServer>, again: bool) {
+    fn begin(&self, server: &Arc<ManagedServer>, mode: StartMode) {
         // Check `stop` under the lock of the tasks. Shutdown sets `stop` before it takes this lock, so no task starts after it.
         let mut tasks = self.tasks.lock();
         while tasks.try_join_next().is_some() {}
-        if !*self.stop.borrow() && server.begin(again) {
+        if !*self.stop.borrow() && server.begin(mode) {
             tasks.spawn(Arc::clone(server).run(Arc::clone(&self.context), self.stop.subscribe()));
         }
     }
 
     async fn request(&self, server: &str, method: &'static str, params: Value) -> Result<Value, Error> {
-        let server = self.started(server)?;
+        let server = self.find_started(server)?;
         let connection = server.ready().await?;
         connection.request(method, Some(params), Some(server.config.tool_timeout), None).await
     }
 
-    async fn list<T: serde::de::DeserializeOwned>(&self, server: &str, what: list::ListKind) -> Result<Vec<T>, Error> {
-        let server = self.started(server)?;
-        list::list(&*server.ready().await?, what, server.config.tool_timeout).await
+    async fn list<T: serde::de::DeserializeOwned>(&self, server: &str, kind: list::ListKind) -> Result<Vec<T>, Error> {
+        let server = self.find_started(server)?;
+        list::list(&*server.ready().await?, kind, server.config.tool_timeout).await
     }
 
-    async fn list_each<T: serde::de::DeserializeOwned>(&self, what: list::ListKind) -> BTreeMap<String, Vec<T>> {
+    async fn list_each<T: serde::de::DeserializeOwned>(&self, kind: list::ListKind) -> BTreeMap<String, Vec<T>> {
         // Query the servers concurrently, so that a slow one does not delay the others.
         let lists =
             self.servers.values().filter(|server| server.status() != ServerStatus::NotStarted).map(async |server| {
                 let connection = server.ready().await.ok()?;
-                match list::list(&connection, what, server.config.tool_timeout).await {
+                match list::list(&connection, kind, server.config.tool_timeout).await {
                     Ok(items) => Some((server.name.clone(), items)),
                     Err(error) => {
-                        tracing::warn!(server = server.name, %error, "left out of the list");
+                        tracing::warn!(server = server.name, %error, "its items are missing from the list");
                         None
                     }
                 }

@@ -1,7 +1,7 @@
 //! Builds the tool names that a model sees: `mcp__SERVER__TOOL`, with only the characters and the length that models accept.
 //!
-//! Requests to a server use the server's own name for a tool; `qualify` maps the model's name back to it. Names do not depend on the order
-//! of servers and tools, so they change only when the tools change.
+//! Requests to a server use the server's own name for a tool; the map from `qualify` leads from the model's name back to it. Names do not
+//! depend on the order of servers and tools, so they change only when the tools change.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use sha1::{Digest as _, Sha1};
 pub const NAME_MAX_BYTES: usize = 64;
 
 /// Length of the hash suffix that distinguishes tools with the same name: 12 hex digits, 48 bits.
-const MARK_HEX: usize = 12;
+const HASH_HEX: usize = 12;
 
 /// A tool, by its server and the server's name for it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,7 +21,7 @@ pub struct ToolRef {
     pub tool: String,
 }
 
-/// Gives every tool a unique name. Duplicates of a tool are merged.
+/// Maps unique names to the tools. Duplicates of a tool are merged.
 ///
 /// Every character other than an ASCII letter, a digit or `_` becomes `_`. If that gives several tools the same name, or a name is too
 /// long, the name gets a hash of the server and tool names as a suffix. All tools in a collision get a suffix.
@@ -30,32 +30,32 @@ pub fn qualify(tools: impl IntoIterator<Item = ToolRef>) -> BTreeMap<String, Too
     let tools: BTreeSet<ToolRef> = tools.into_iter().collect();
     let mut by_name: BTreeMap<String, Vec<ToolRef>> = BTreeMap::new();
     for tool in tools {
-        by_name.entry(plain(&tool)).or_default().push(tool);
+        by_name.entry(plain_name(&tool)).or_default().push(tool);
     }
     let mut named = BTreeMap::new();
-    let mut met = Vec::new();
+    let mut needs_suffix = Vec::new();
     for (name, mut tools) in by_name {
         match tools.pop() {
             Some(tool) if tools.is_empty() && name.len() <= NAME_MAX_BYTES => drop(named.insert(name, tool)),
-            last => met.extend(tools.into_iter().chain(last).map(|tool| (name.clone(), tool))),
+            last => needs_suffix.extend(tools.into_iter().chain(last).map(|tool| (name.clone(), tool))),
         }
     }
-    for (name, tool) in met {
+    for (name, tool) in needs_suffix {
         // Further attempts are for the case that another tool's plain name equals this suffixed name.
-        let free = (0_u64..).map(|attempt| marked(&name, &tool, attempt)).find(|name| !named.contains_key(name));
-        named.insert(free.expect("there are more marks than tools"), tool);
+        let free = (0_u64..).map(|attempt| suffixed_name(&name, &tool, attempt)).find(|name| !named.contains_key(name));
+        named.insert(free.expect("there are more suffixes than tools"), tool);
     }
     named
 }
 
-fn plain(tool: &ToolRef) -> String {
+fn plain_name(tool: &ToolRef) -> String {
     let letters = |text: &str| -> String {
         text.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' }).collect()
     };
     format!("mcp__{}__{}", letters(&tool.server), letters(&tool.tool))
 }
 
-fn marked(name: &str, tool: &ToolRef, attempt: u64) -> String {
+fn suffixed_name(name: &str, tool: &ToolRef, attempt: u64) -> String {
     let mut digest = Sha1::new();
     digest.update(&tool.server);
     // UTF-8 never contains this byte, so it separates the two names unambiguously.
@@ -65,10 +65,10 @@ fn marked(name: &str, tool: &ToolRef, attempt: u64) -> String {
         digest.update([0xff]);
         digest.update(attempt.to_le_bytes());
     }
-    let mark = format!("{:x}", digest.finalize());
-    let kept = name.len().min(NAME_MAX_BYTES - MARK_HEX - 1);
+    let hash = format!("{:x}", digest.finalize());
+    let kept = name.len().min(NAME_MAX_BYTES - HASH_HEX - 1);
     // The name is ASCII here, so it can be cut at any byte.
-    format!("{}_{}", &name[..kept], &mark[..MARK_HEX])
+    format!("{}_{}", &name[..kept], &hash[..HASH_HEX])
 }
 
 #[cfg(test)]
@@ -130,10 +130,13 @@ mod tests {
     fn test_qualify_tools_disambiguates_sanitized_server_collisions() {
         let named = names(&[("a-b", "t"), ("a_b", "t"), ("a_b", "u")]);
         assert_eq!(named.len(), 3);
-        assert!(named.contains(&("mcp__a_b__u".to_owned(), tool("a_b", "u"))), "who meets nobody keeps its name");
-        let marked: Vec<_> = named.iter().filter(|(name, _)| name.starts_with("mcp__a_b__t_")).collect();
-        assert_eq!(marked.len(), 2, "both get a mark: {named:?}");
-        assert!(marked.iter().all(|(name, _)| name.len() == "mcp__a_b__t_".len() + MARK_HEX));
+        assert!(
+            named.contains(&("mcp__a_b__u".to_owned(), tool("a_b", "u"))),
+            "a name without a collision has no suffix"
+        );
+        let suffixed: Vec<_> = named.iter().filter(|(name, _)| name.starts_with("mcp__a_b__t_")).collect();
+        assert_eq!(suffixed.len(), 2, "both get a suffix: {named:?}");
+        assert!(suffixed.iter().all(|(name, _)| name.len() == "mcp__a_b__t_".len() + HASH_HEX));
     }
 
     #[test]

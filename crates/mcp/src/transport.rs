@@ -6,22 +6,23 @@
 //!  rmcp ◀─ receive ─── decode ◀── lines ◀── stdout ◀─┐
 //!                                 log   ◀── stderr ◀─┴── Events           (each once, gaps reported)
 //! ```
-//! The client library guarantees exactly-once delivery of bytes, so nothing is resent or deduplicated here.
+//! The client library delivers each byte exactly once, so nothing is resent or deduplicated here.
 //!
 //! | event | effect |
 //! |---|---|
 //! | a line that is not a message | skipped, counted, and quoted if the server fails |
 //! | the process closes | a last line without a line feed is delivered, then the stream ends |
-//! | the process exits, but leftover processes hold its streams open | [`EXIT_GRACE`] later the leftover processes are terminated |
+//! | the process exits, but leftover processes hold its streams open | after [`EXIT_GRACE`] the leftover processes are terminated |
 //! | a line longer than [`STDOUT_LINE_BYTES`] or [`STDERR_LINE_BYTES`] | earlier lines are delivered, then the stream and the process end |
 //! | lost output | the stream ends, because a message may be missing |
 //! | the session is lost | the stream ends |
 //!
-//! An executor reports that a process has *closed*, but not that it closed one of its streams. A process that closes its stdout and keeps
-//! running looks like one that never answers, so callers need a timeout.
+//! An executor reports that a process has exited and all its streams have ended (*closed*), but not the end of a single stream. So a server
+//! that closes its stdout and keeps running looks like one that never answers, and callers need a timeout.
 //!
-//! Closing the transport closes the server's stdin, waits, sends a request to terminate, waits, and kills everything that the server
-//! started. Dropping it without closing kills in the background.
+//! Closing the transport closes the server's stdin, waits, and then terminates the server and everything that it started: SIGTERM, a grace
+//! period, SIGKILL. If the transport and all [`ServerProcess`] handles are dropped without that, the process is terminated in the
+//! background.
 
 mod child;
 mod decode;
@@ -59,13 +60,13 @@ pub const STDOUT_LINE_BYTES: usize = 8 << 20; // 8 MiB
 /// The longest line that a server may write to stderr.
 pub const STDERR_LINE_BYTES: usize = 1 << 20; // 1 MiB
 
-/// How long leftover processes may hold the streams after the server has exited. This leaves time for the last output of a helper process.
+/// How long leftover processes may hold the streams after the server has exited. Long enough for the last output of a helper process.
 pub const EXIT_GRACE: Duration = Duration::from_secs(2);
 
-/// How long a server may take to exit after its stdin is closed, and again after the request to terminate.
+/// How long a server may take to exit after its stdin was closed, and again after SIGTERM.
 pub const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
-/// How long to wait for the report that a killed process is gone. The executor may be unreachable.
+/// How long to wait for the report that a killed process has closed. The executor may be unreachable.
 const GONE_WITHIN: Duration = Duration::from_secs(5);
 
 /// The method with which a server asks the user.
@@ -96,7 +97,7 @@ pub enum StreamEnd {
     #[error("its output can no longer be read: {0}")]
     Lost(Error),
     /// The transport was closed on this side.
-    #[error("it was ended")]
+    #[error("it was ended by this side")]
     Closed,
 }
 
@@ -122,18 +123,22 @@ pub struct StdioTransport {
     out: LineSplitter,
     /// A last line without a line feed, once the stream has ended.
     last_line: Option<Vec<u8>>,
+    /// A result has arrived. The first one is that of the handshake.
     had_result: bool,
-    /// If set, results are delivered unparsed.
+    /// Receives progress notifications. If set, results are delivered unparsed.
     on_progress: Option<Box<dyn Fn(Progress) + Send + Sync>>,
     /// Resolves when the previous `send` has passed its turn.
     turn: Option<oneshot::Receiver<()>>,
-    /// Set when the process has exited: when to terminate the leftover processes, or when to stop waiting for them.
-    exited: Option<LeftoverDeadline>,
+    /// Set when the process has exited, until it closes.
+    leftovers: Option<LeftoverDeadline>,
+    /// Why the stream ends. Set before the last lines have been delivered.
     ending: Option<StreamEnd>,
 }
 
+/// What to do about leftover processes that hold the streams, and when.
 enum LeftoverDeadline {
     Terminate(Instant),
+    /// They were terminated: stop waiting for the close.
     GiveUp(Instant),
 }
 
@@ -151,7 +156,7 @@ impl StdioTransport {
             had_result: false,
             on_progress: None,
             turn: None,
-            exited: None,
+            leftovers: None,
             ending: None,
         }
     }
@@ -187,7 +192,7 @@ impl StdioTransport {
 
     /// Waits for one event. Cancel safe: a received event is handled before the next wait.
     async fn step(&mut self) {
-        let until = match self.exited {
+        let until = match self.leftovers {
             Some(LeftoverDeadline::Terminate(at) | LeftoverDeadline::GiveUp(at)) => Some(at),
             None => None,
         };
@@ -206,8 +211,8 @@ impl StdioTransport {
     fn handle(&mut self, event: Option<Event>) {
         match event {
             Some(Event::Output { stream: wire::Stream::Stderr, bytes, .. }) => {
-                let taken = self.output_tail.as_mut().map(|tail| tail.take(&self.child, &bytes));
-                if let Some(Err(LineTooLong)) = taken {
+                let pushed = self.output_tail.as_mut().map(|tail| tail.push(&self.child, &bytes));
+                if let Some(Err(LineTooLong)) = pushed {
                     self.ending = Some(StreamEnd::LineTooLong { stream: "stderr", limit: STDERR_LINE_BYTES });
                 }
             }
@@ -217,24 +222,26 @@ impl StdioTransport {
                 }
             }
             Some(Event::Gap { bytes, .. }) => self.ending = Some(StreamEnd::Gap { bytes }),
-            Some(Event::Exited { .. }) => self.exited = Some(LeftoverDeadline::Terminate(Instant::now() + EXIT_GRACE)),
+            Some(Event::Exited { .. }) => {
+                self.leftovers = Some(LeftoverDeadline::Terminate(Instant::now() + EXIT_GRACE))
+            }
             Some(Event::Closed { .. }) => self.finish(StreamEnd::Exited(self.child.process.exit().map(Box::new))),
             Some(Event::Failed(error)) => self.finish(StreamEnd::Lost(error)),
             None => self.finish(StreamEnd::Lost(Error::Disconnected { reason: None })),
         }
     }
 
-    /// Leftover processes still hold the streams after the grace period.
+    /// The deadline has passed, and leftover processes still hold the streams.
     fn handle_overdue(&mut self) {
-        if matches!(self.exited, Some(LeftoverDeadline::GiveUp(_))) {
+        if matches!(self.leftovers, Some(LeftoverDeadline::GiveUp(_))) {
             return self.finish(StreamEnd::Exited(self.child.process.exit().map(Box::new)));
         }
-        tracing::info!(server = self.child.name, "it exited; ending the processes that it left behind");
-        self.exited = Some(LeftoverDeadline::GiveUp(Instant::now() + GONE_WITHIN));
+        tracing::info!(server = self.child.name, "it has exited; terminating the processes that it left running");
+        self.leftovers = Some(LeftoverDeadline::GiveUp(Instant::now() + GONE_WITHIN));
         let process = self.child.process.clone();
         self.child.tasks.lock().spawn(async move {
             if let Err(error) = process.terminate(None).await {
-                tracing::debug!(%error, "terminate");
+                tracing::debug!(%error, "could not terminate the leftover processes");
             }
         });
     }
@@ -248,6 +255,7 @@ impl StdioTransport {
         self.ending = Some(ended);
     }
 
+    /// Decodes a line. Returns `None` if it is not a message for rmcp.
     fn read(&mut self, line: &[u8]) -> Option<RxJsonRpcMessage<RoleClient>> {
         if line.is_empty() {
             return None;
@@ -300,13 +308,14 @@ impl Transport<RoleClient> for StdioTransport {
             Some(StreamEnd::Exited(_) | StreamEnd::Lost(_) | StreamEnd::Closed) if child.process.closed().is_some() => {
                 child.forget().await;
             }
+            // The session is lost, and its processes with it.
             Some(StreamEnd::Lost(_)) => {}
             ending => {
-                // After an overlong line or lost output, do not close stdin and wait, but terminate at once.
-                let is_gentle = !matches!(ending, Some(StreamEnd::LineTooLong { .. } | StreamEnd::Gap { .. }));
+                // After an overlong line or lost output, terminate at once instead of closing stdin and waiting.
+                let closes_stdin_first = !matches!(ending, Some(StreamEnd::LineTooLong { .. } | StreamEnd::Gap { .. }));
                 child.set_end(ending.clone().unwrap_or(StreamEnd::Closed));
                 if let Some(output_tail) = &mut self.output_tail {
-                    child.end_when(is_gentle, output_tail.drain(&child)).await;
+                    child.end_when(closes_stdin_first, output_tail.drain(&child)).await;
                 }
             }
         }
@@ -317,7 +326,7 @@ impl Transport<RoleClient> for StdioTransport {
 
 impl Drop for StdioTransport {
     fn drop(&mut self) {
-        // Code that still has the `ServerProcess` can read the remaining output.
+        // A remaining handle of the `ServerProcess` can still read the output.
         *self.child.output_tail.lock() = self.output_tail.take();
     }
 }

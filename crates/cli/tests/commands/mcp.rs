@@ -369,7 +369,7 @@ fn the_configuration_is_found_and_its_errors_are_reported() {
     assert!(user.run(&["status", "--config", &path]).0.contains("toml"));
     let bearer = "[mcp_servers.s]\ncommand = 'x'\nbearer_token = 'secret'";
     for (config, said) in [
-        (bearer, "server `s`: key `bearer_token`: a token does not belong"),
+        (bearer, "server `s`: key `bearer_token`: a token must not be"),
         ("[mcp_servers.s]\nurl = 'http://h/'\ntype = 'sse'", "server `s`: key `type`: the `sse` transport is not supported"),
         ("[mcp_servers", "is not TOML, line 1"),
     ] {

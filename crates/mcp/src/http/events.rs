@@ -24,12 +24,12 @@ pub(super) fn events(
     SseStream::from_bytes_stream(bounded).take_until(until_closed).boxed()
 }
 
-/// How many bytes the parser currently buffers.
+/// Computes how many bytes the parser currently buffers.
 struct EventSize {
     most: usize,
     /// Bytes of the finished lines of the current event.
     event: usize,
-    /// Bytes of the current line.
+    /// Bytes of the current line, which is unfinished.
     line: usize,
     /// The current line is a comment (a keep-alive). The parser discards it when the line ends.
     is_comment: bool,
@@ -50,12 +50,14 @@ impl EventSize {
         Self { most, event: 0, line: 0, is_comment: false, is_after_return: false }
     }
 
+    /// Adds a piece of the body. Fails if the current event exceeds the limit.
     fn measure(&mut self, bytes: &[u8]) -> Result<(), EventError> {
         for byte in bytes {
             let is_after_return = std::mem::replace(&mut self.is_after_return, *byte == b'\r');
             match byte {
                 b'\n' if is_after_return => {}
                 b'\n' | b'\r' => match std::mem::take(&mut self.line) {
+                    // An empty line ends the event.
                     0 => self.event = 0,
                     _ if self.is_comment => {}
                     line => self.event += line,
@@ -84,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn events_that_fit_follow_each_other_however_their_lines_end() {
+    fn each_event_is_measured_separately_with_any_line_ending() {
         for end in ["\n", "\r", "\r\n"] {
             let event = format!("data:{end}id:12{end}{end}");
             assert!(fits(&[&event, &event, &event]), "{end:?}");
@@ -96,10 +98,13 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_kept_of_an_unfinished_line_counts() {
+    fn an_unfinished_line_counts_even_if_it_is_a_comment() {
         assert!(fits(&["data:12345"]) && !fits(&["data:123456"]));
         assert!(fits(&[":345678901"]) && !fits(&[":345", "6789", "012"]), "a comment that does not end");
-        assert!(fits(&[":3456789\n", ":3456789\r", ":3456789\r\n", "data:12345\n"]), "a comment that did is forgotten");
-        assert!(!fits(&["data:12\n:4567"]), "and counts beside the event while it is read");
+        assert!(
+            fits(&[":3456789\n", ":3456789\r", ":3456789\r\n", "data:12345\n"]),
+            "a finished comment does not count"
+        );
+        assert!(!fits(&["data:12\n:4567"]), "an unfinished comment counts together with the event");
     }
 }

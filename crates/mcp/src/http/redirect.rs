@@ -1,37 +1,37 @@
-//! Decides whether to follow a redirect. A request with credentials is redirected only within the origin that the credentials are for. Only
-//! the configuration knows which headers are credentials, so the executor could not remove them for another origin.
+//! Decides whether to follow a redirect of a request with credentials. Such a request is redirected only within the origin that the
+//! credentials are for. This is decided here and not on the executor, which cannot know which headers are credentials.
 
 use http::{StatusCode, Uri, uri::Scheme};
 
-/// How many redirects one request follows.
+/// How many redirects of one request are followed.
 pub(super) const MOST: usize = 5;
 
 /// The decision about a response.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RedirectDecision {
-    /// It is not a redirect: use it.
+    /// The response is not a redirect.
     Stay,
     /// Repeat the request at this URL.
     Go(String),
-    /// A redirect that must not be followed. Holds the location without its query; the error shows it.
-    Elsewhere(String),
+    /// A redirect that must not be followed. Holds the location without its query, for the error text.
+    Refuse(String),
 }
 
 /// Decides about the response to a request from its status and `location`.
-pub(super) fn next(method: &str, from: &str, status: StatusCode, location: Option<&str>) -> RedirectDecision {
+pub(super) fn decide(method: &str, from: &str, status: StatusCode, location: Option<&str>) -> RedirectDecision {
     let keeps_method = match status {
         StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => true,
         StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND => method != "POST",
-        // After a 303, for example, the client would have to send a GET without the message.
+        // Other redirects, such as 303, turn a POST into a GET without the message.
         _ => false,
     };
     let Some(location) = location.filter(|_| status.is_redirection()) else { return RedirectDecision::Stay };
-    let elsewhere = || {
+    let refuse = || {
         let shown = location.split(['?', '#']).next().unwrap_or_default().chars();
-        RedirectDecision::Elsewhere(shown.filter(|letter| !letter.is_control()).take(super::SHOWN_BYTES).collect())
+        RedirectDecision::Refuse(shown.filter(|letter| !letter.is_control()).take(super::SHOWN_BYTES).collect())
     };
-    let Some(next) = from.parse().ok().and_then(|from| join(&from, location)) else { return elsewhere() };
-    if keeps_method { RedirectDecision::Go(next) } else { elsewhere() }
+    let Some(next) = from.parse().ok().and_then(|from| join(&from, location)) else { return refuse() };
+    if keeps_method { RedirectDecision::Go(next) } else { refuse() }
 }
 
 /// The URL that a location refers to, if it has the same origin as `from`.
@@ -66,14 +66,14 @@ fn origin(uri: &Uri) -> Option<(&Scheme, String, u16)> {
 mod tests {
     use http::StatusCode;
 
-    use super::{RedirectDecision, next};
+    use super::{RedirectDecision, decide};
 
     fn post(location: &str) -> RedirectDecision {
-        next("POST", "https://a.example/v1/mcp?k=1", StatusCode::TEMPORARY_REDIRECT, Some(location))
+        decide("POST", "https://a.example/v1/mcp?k=1", StatusCode::TEMPORARY_REDIRECT, Some(location))
     }
 
     #[test]
-    fn the_same_origin_is_followed_and_no_other() {
+    fn only_redirects_within_the_origin_are_followed() {
         for (location, to) in [
             ("/v1/mcp/", "/v1/mcp/"),
             ("mcp/?x=1#there", "/v1/mcp/?x=1"),
@@ -93,18 +93,18 @@ mod tests {
             "ftp://a.example/",
             "https:b.example/",
         ] {
-            assert_eq!(post(location), RedirectDecision::Elsewhere(location.to_owned()), "{location}");
+            assert_eq!(post(location), RedirectDecision::Refuse(location.to_owned()), "{location}");
         }
-        assert_eq!(post("https://b.example/p?secret=1"), RedirectDecision::Elsewhere("https://b.example/p".to_owned()));
+        assert_eq!(post("https://b.example/p?secret=1"), RedirectDecision::Refuse("https://b.example/p".to_owned()));
     }
 
     #[test]
-    fn a_message_stays_one() {
+    fn a_redirect_that_would_turn_a_post_into_a_get_is_refused() {
         let from = "http://a.example/mcp";
-        let found = |method| next(method, from, StatusCode::FOUND, Some("/there"));
-        assert_eq!(found("POST"), RedirectDecision::Elsewhere("/there".to_owned()));
+        let found = |method| decide(method, from, StatusCode::FOUND, Some("/there"));
+        assert_eq!(found("POST"), RedirectDecision::Refuse("/there".to_owned()));
         assert_eq!(found("GET"), RedirectDecision::Go("http://a.example/there".to_owned()));
-        assert_eq!(next("POST", from, StatusCode::TEMPORARY_REDIRECT, None), RedirectDecision::Stay);
-        assert_eq!(next("POST", from, StatusCode::OK, Some("/there")), RedirectDecision::Stay);
+        assert_eq!(decide("POST", from, StatusCode::TEMPORARY_REDIRECT, None), RedirectDecision::Stay);
+        assert_eq!(decide("POST", from, StatusCode::OK, Some("/there")), RedirectDecision::Stay);
     }
 }

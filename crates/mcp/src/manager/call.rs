@@ -81,7 +81,7 @@ pub struct CallResult {
 }
 
 impl CallResult {
-    fn read(server: &str, result: Value) -> Result<Self, Error> {
+    fn parse(server: &str, result: Value) -> Result<Self, Error> {
         let unreadable =
             |reason: &str| Error::Unreadable { server: server.to_owned(), method: METHOD, reason: reason.to_owned() };
         let Value::Object(mut result) = result else { return Err(unreadable("the result is not an object")) };
@@ -114,17 +114,18 @@ pub(super) fn check(server: &ManagedServer, call: &ToolCall) -> Result<(), Error
     }
     for (part, value) in [("arguments", &call.arguments), ("_meta", &call.meta)] {
         if let Some(other) = value.as_ref().filter(|value| !value.is_object()) {
-            return Err(Error::NotAnObject { server: name.clone(), tool: tool.clone(), part, got: kind(other) });
+            return Err(Error::NotAnObject { server: name.clone(), tool: tool.clone(), part, got: type_name(other) });
         }
     }
     Ok(())
 }
 
-/// Waits for the server and for the call's turn, sends the call, and waits for the result.
+/// Waits until the server is ready and no other call is in progress, sends the call, and waits for the result.
 pub(super) async fn send(server: &ManagedServer, call: ToolCall) -> Result<CallResult, Error> {
     // Wait until the server is ready: before that its read-only tools are not known, and `turn` depends on them.
     server.ready().await?;
     let _turn = server.turn(&call.tool).await;
+    // The server may have crashed while this waited for its turn.
     let connection = server.ready().await?;
     let mut params = Map::from_iter([("name".to_owned(), Value::String(call.tool))]);
     if let Some(arguments) = call.arguments {
@@ -134,6 +135,7 @@ pub(super) async fn send(server: &ManagedServer, call: ToolCall) -> Result<CallR
         Some(Value::Object(meta)) => meta,
         _ => Map::new(),
     };
+    // rmcp sets its own token.
     meta.remove("progressToken");
     let announced = connection.info.as_ref().and_then(|info| info.capabilities.experimental.as_ref());
     if let Some(state) = call.sandbox
@@ -146,10 +148,10 @@ pub(super) async fn send(server: &ManagedServer, call: ToolCall) -> Result<CallR
     }
     let timeout = call.timeout.unwrap_or(server.config.tool_timeout);
     let result = connection.request(METHOD, Some(Value::Object(params)), Some(timeout), call.on_progress).await?;
-    CallResult::read(&server.name, result)
+    CallResult::parse(&server.name, result)
 }
 
-fn kind(value: &Value) -> &'static str {
+fn type_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
@@ -167,28 +169,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_result_keeps_content_that_nobody_knows() {
+    fn a_result_keeps_content_of_unknown_types() {
         let result = json!({
             "content": [{"type": "image", "data": "aGk=", "mimeType": "image/png", "_meta": {"codex/imageDetail": "original"}},
                         {"type": "unheard-of", "x": 1}],
             "structuredContent": null, "isError": true, "_meta": {"k": 1},
         });
-        let read = CallResult::read("s", result.clone()).unwrap();
+        let read = CallResult::parse("s", result.clone()).unwrap();
         assert_eq!(serde_json::to_value(read).unwrap(), result);
     }
 
     #[test]
-    fn a_result_of_the_wrong_shape_is_an_error_that_says_what() {
+    fn the_error_for_a_malformed_result_names_the_wrong_part() {
         for (result, part) in
             [(json!([]), "not an object"), (json!({"content": 1}), "content"), (json!({"isError": "x"}), "isError")]
         {
-            let error = CallResult::read("s", result).unwrap_err().to_string();
+            let error = CallResult::parse("s", result).unwrap_err().to_string();
             assert!(error.contains(part) && error.contains("`s`"), "{error}");
         }
     }
 
     #[test]
-    fn the_state_of_a_sandbox_has_the_names_that_servers_know() {
+    fn a_sandbox_state_has_the_field_names_that_servers_expect() {
         let state = SandboxState {
             permission_profile: None,
             sandbox_policy: Some(json!({"type": "read-only"})),

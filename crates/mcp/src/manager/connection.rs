@@ -29,15 +29,14 @@ use crate::{
     transport::Progress,
 };
 
-/// Time limit for sending a cancellation. A server that does not read its input never receives it.
+/// Time limit for sending a cancellation. Without it, a server that does not read its input would block the cancellation forever.
 const CANCEL_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long to wait for the reason why a connection ended.
-const OVER_WITHIN: Duration = Duration::from_secs(5);
+/// How long to wait for the reason why a connection ended. `server` records it, for a process after its exit and its last output.
+const END_REASON_WITHIN: Duration = Duration::from_secs(5);
 
-/// The same for HTTP. Here no process can exit late or still write to stderr. The reason is known at once, except for the delay of the task
-/// that records it.
-const HTTP_OVER_WITHIN: Duration = Duration::from_millis(200);
+/// The same for HTTP. There is no process to wait for, only the delay of the task that records the reason.
+const HTTP_END_REASON_WITHIN: Duration = Duration::from_millis(200);
 
 /// See the module documentation.
 pub(super) struct ServerConnection {
@@ -93,15 +92,15 @@ impl ServerConnection {
                 Error::Answer { server, method, code: code.0, message: message.into_owned(), data }
             }
             // Over HTTP each request can fail on its own, without the end of the connection.
-            ServiceError::TransportSend(_) if self.is_http => self.refused(&error),
-            // The server is ending. The reason follows shortly.
+            ServiceError::TransportSend(_) if self.is_http => self.http_error(&error),
+            // The connection has ended. `server` records the reason shortly.
             ServiceError::TransportClosed | ServiceError::TransportSend(_) => {
-                let within = if self.is_http { HTTP_OVER_WITHIN } else { OVER_WITHIN };
-                let mut over = self.shared.over.subscribe();
-                let ended = time::timeout(within, over.wait_for(Option::is_some)).await;
-                match ended.ok().and_then(Result::ok).and_then(|over| over.clone()) {
-                    Some(over) => self.over(method, over),
-                    None if self.is_http => self.refused(&error),
+                let within = if self.is_http { HTTP_END_REASON_WITHIN } else { END_REASON_WITHIN };
+                let mut end = self.shared.end.subscribe();
+                let ended = time::timeout(within, end.wait_for(Option::is_some)).await;
+                match ended.ok().and_then(Result::ok).and_then(|end| end.clone()) {
+                    Some(end) => self.end_error(method, end),
+                    None if self.is_http => self.http_error(&error),
                     None => Error::Send { server, method, reason: chain(&error) },
                 }
             }
@@ -109,8 +108,9 @@ impl ServerConnection {
         }
     }
 
-    /// Converts an HTTP error. If the server requires authentication, that holds for all later requests too, so the board records it.
-    fn refused(&self, error: &ServiceError) -> Error {
+    /// Converts an HTTP error. If the server requires authentication, all later requests would fail too, so the connection is marked as
+    /// refused.
+    fn http_error(&self, error: &ServiceError) -> Error {
         let error = super::start::http_error(&self.server, &HttpError::of_call(error));
         if let Error::AuthenticationRequired { reason, .. } = &error {
             self.shared.refuse(reason);
@@ -118,9 +118,10 @@ impl ServerConnection {
         error
     }
 
-    fn over(&self, method: &'static str, over: ConnectionEnd) -> Error {
+    /// The error of a request that the end of the connection has ended.
+    fn end_error(&self, method: &'static str, end: ConnectionEnd) -> Error {
         let server = self.server.clone();
-        match over {
+        match end {
             ConnectionEnd::Crashed { reason, is_restarted } => Error::Crashed { server, method, reason, is_restarted },
             ConnectionEnd::Ended => Error::Cancelled { server },
         }
@@ -141,14 +142,14 @@ impl PendingRequest<'_> {
         within: Option<Duration>,
     ) -> Result<Result<ServerResult, ServiceError>, Error> {
         let connection = self.connection;
-        let Some(handle) = &mut self.handle else { return Err(connection.over(method, ConnectionEnd::Ended)) };
-        let mut open = connection.shared.open.subscribe();
-        let mut over = connection.shared.over.subscribe();
+        let Some(handle) = &mut self.handle else { return Err(connection.end_error(method, ConnectionEnd::Ended)) };
+        let mut open_questions = connection.shared.open_questions.subscribe();
+        let mut end = connection.shared.end.subscribe();
         let mut left = within;
         loop {
-            let is_paused = *open.borrow_and_update() > 0;
+            let is_paused = *open_questions.borrow_and_update() > 0;
             let began = Instant::now();
-            let late = OptionFuture::from(left.filter(|_| !is_paused).map(time::sleep));
+            let timeout = OptionFuture::from(left.filter(|_| !is_paused).map(time::sleep));
             // Poll the answer first: a server may answer and then exit.
             tokio::select! {
                 biased;
@@ -157,18 +158,20 @@ impl PendingRequest<'_> {
                     self.handle = None;
                     return Ok(answer.unwrap_or(Err(ServiceError::TransportClosed)));
                 }
-                ended = over.wait_for(Option::is_some) => {
+                ended = end.wait_for(Option::is_some) => {
                     let ended = ended.ok().and_then(|ended| ended.clone());
+                    // The connection has ended, so no cancellation can be sent.
                     self.handle = None;
-                    return Err(connection.over(method, ended.unwrap_or(ConnectionEnd::Ended)));
+                    return Err(connection.end_error(method, ended.unwrap_or(ConnectionEnd::Ended)));
                 }
-                // Cannot fail: the sender is in our own board.
-                changed = open.changed() => drop(changed),
-                Some(()) = late => {
+                // Cannot fail: the sender is in our own `shared`.
+                changed = open_questions.changed() => drop(changed),
+                Some(()) = timeout => {
                     let within = within.unwrap_or_default();
                     return Err(Error::Timeout { server: connection.server.clone(), method: method.to_owned(), within });
                 }
             }
+            // The time in which the server waits for the user does not count.
             if !is_paused {
                 left = left.map(|left| left.saturating_sub(began.elapsed()));
             }

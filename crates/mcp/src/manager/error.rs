@@ -50,7 +50,7 @@ pub enum Error {
     #[error(
         "MCP server `{server}`: no answer to `{method}` within {within:?}; if it needs longer, raise \
          `startup_timeout_sec` of `[mcp_servers.{server}]`{}",
-        after(talk)
+        on_new_line(talk)
     )]
     StartupTimeout {
         server: String,
@@ -61,7 +61,7 @@ pub enum Error {
         talk: String,
     },
     /// The server's process ended during its start.
-    #[error("MCP server `{server}`: {ended} before it answered `{method}`{}", after(talk))]
+    #[error("MCP server `{server}`: {ended} before it answered `{method}`{}", on_new_line(talk))]
     EndedAtStart {
         server: String,
         /// The request that was not answered.
@@ -71,7 +71,7 @@ pub enum Error {
         talk: String,
     },
     /// The handshake failed in another way.
-    #[error("MCP server `{server}`: handshake: {reason}{}", after(talk))]
+    #[error("MCP server `{server}`: handshake: {reason}{}", on_new_line(talk))]
     Handshake {
         server: String,
         reason: String,
@@ -81,7 +81,7 @@ pub enum Error {
     /// The server crashed during the call. The call may or may not have had its effect.
     #[error(
         "MCP server `{server}` ended during `{method}`: {reason}; {}",
-        if *is_restarted { "it is restarting, and the next call waits for that" } else { "it is not restarted" }
+        if *is_restarted { "it is restarting, and the next call waits for that" } else { "it will not be restarted" }
     )]
     Crashed {
         server: String,
@@ -141,13 +141,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the executor is unreachable. Such an error says nothing about the server itself.
+    /// Whether the cause is an unreachable executor, not the server itself.
     pub(super) fn is_of_host(&self) -> bool {
         match self {
             Self::HostTimeout { .. } => true,
-            Self::Host { source, .. } => is_out_of_reach(source),
+            Self::Host { source, .. } => is_unreachable(source),
             Self::Launch { source, .. } => {
-                matches!(&**source, LaunchError::Start { source, .. } if is_out_of_reach(source))
+                matches!(&**source, LaunchError::Start { source, .. } if is_unreachable(source))
             }
             Self::EndedAtStart { ended, .. } => matches!(**ended, StreamEnd::Lost(_)),
             _ => false,
@@ -155,8 +155,8 @@ impl Error {
     }
 }
 
-/// Whether a retry may succeed. Not for a wrong token, or when the peer is not an executor.
-fn is_out_of_reach(error: &client::Error) -> bool {
+/// Whether the executor may be reachable later. False for a wrong token, or a peer that is not an executor.
+fn is_unreachable(error: &client::Error) -> bool {
     use client::ErrorKind as Kind;
     matches!(
         error.kind(),
@@ -170,8 +170,8 @@ fn is_out_of_reach(error: &client::Error) -> bool {
     )
 }
 
-/// Additional text on a new line, or nothing if it is empty.
-fn after(text: &str) -> String {
+/// The text on a new line, or nothing if it is empty.
+fn on_new_line(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("\n{text}") }
 }
 

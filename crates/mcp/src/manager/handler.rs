@@ -24,7 +24,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::transport::{ELICIT, Progress};
 
-/// How many progress notifications are kept that arrive before their request is registered.
+/// How many progress notifications without a registered request are kept. A notification can arrive before its request is registered.
 const EARLY: usize = 64;
 
 /// Answers the questions of servers, usually by asking the user.
@@ -103,9 +103,9 @@ pub(super) enum ConnectionEnd {
 #[derive(Default)]
 pub(super) struct ConnectionShared {
     /// How many questions wait for the user.
-    pub(super) open: watch::Sender<usize>,
+    pub(super) open_questions: watch::Sender<usize>,
     /// Set once, when the connection has ended.
-    pub(super) over: watch::Sender<Option<ConnectionEnd>>,
+    pub(super) end: watch::Sender<Option<ConnectionEnd>>,
     /// Set when the server requires authentication, with the reason.
     refused: watch::Sender<Option<String>>,
     /// The server reported that its tool list changed.
@@ -124,8 +124,8 @@ struct ProgressCallbacks {
 
 impl ConnectionShared {
     /// Records that the connection has ended. Only the first call has an effect.
-    pub(super) fn end(&self, over: ConnectionEnd) {
-        self.over.send_if_modified(|known| known.is_none() && known.replace(over).is_none());
+    pub(super) fn set_end(&self, end: ConnectionEnd) {
+        self.end.send_if_modified(|known| known.is_none() && known.replace(end).is_none());
     }
 
     /// Records that the server requires authentication. Only the first call has an effect.
@@ -143,7 +143,7 @@ impl ConnectionShared {
         }
     }
 
-    /// Passes a progress notification to the callback of its request, or keeps it if the request is not registered yet.
+    /// Passes a progress notification to the callback of its request. If no such request is registered, keeps it for `register_progress`.
     pub(super) fn report_progress(&self, progress: Progress) {
         let mut callbacks = self.callbacks.lock();
         let Some(callback) = callbacks.registered.get(&progress.token).cloned() else {
@@ -165,11 +165,11 @@ impl ConnectionShared {
     ) -> ProgressRegistration {
         let mut callbacks = self.callbacks.lock();
         let early = std::mem::take(&mut callbacks.early);
-        let (ours, others): (VecDeque<_>, _) = early.into_iter().partition(|step| step.token == token);
+        let (ours, others): (VecDeque<_>, _) = early.into_iter().partition(|progress| progress.token == token);
         callbacks.early = others;
         // Deliver them under the lock, so that no later notification overtakes them.
-        for step in ours {
-            callback(step);
+        for progress in ours {
+            callback(progress);
         }
         callbacks.registered.insert(token.clone(), callback);
         drop(callbacks);
@@ -189,7 +189,7 @@ impl Drop for ProgressRegistration {
     }
 }
 
-/// Counts a question as open until it is dropped.
+/// Ends the count of an open question when dropped.
 struct OpenQuestion<'a>(&'a watch::Sender<usize>);
 
 impl Drop for OpenQuestion<'_> {
@@ -210,20 +210,20 @@ impl ConnectionHandler {
     async fn answer(&self, mut params: Map<String, Value>, context: &RequestContext<RoleClient>) -> Answer {
         let Some(elicit) = &self.elicit else { return Answer::only(Action::Decline) };
         if let Some(Value::Object(meta)) = params.get_mut("_meta") {
-            // Remove the token: nothing behind this handler reports progress to the server.
+            // Remove the progress token: we do not report progress to the server.
             meta.remove("progressToken");
             if meta.is_empty() {
                 params.remove("_meta");
             }
         }
         let question = Question { server: self.server.clone(), id: context.id.to_string(), params };
-        let mut over = self.shared.over.subscribe();
-        self.shared.open.send_modify(|open| *open += 1);
-        let _open = OpenQuestion(&self.shared.open);
+        let mut end = self.shared.end.subscribe();
+        self.shared.open_questions.send_modify(|open| *open += 1);
+        let _open = OpenQuestion(&self.shared.open_questions);
         tokio::select! {
             biased;
             () = context.ct.cancelled() => Answer::only(Action::Cancel),
-            _ = over.wait_for(Option::is_some) => Answer::only(Action::Cancel),
+            _ = end.wait_for(Option::is_some) => Answer::only(Action::Cancel),
             answer = elicit.elicit(question) => answer,
         }
     }
@@ -236,6 +236,7 @@ impl ClientHandler for ConnectionHandler {
             .with_protocol_version(ProtocolVersion::V_2025_06_18)
     }
 
+    /// Receives elicitations over stdio, where `transport` delivers them unparsed.
     async fn on_custom_request(
         &self,
         request: CustomRequest,
@@ -243,11 +244,12 @@ impl ClientHandler for ConnectionHandler {
     ) -> Result<CustomResult, ErrorData> {
         match (request.method.as_str(), request.params) {
             (ELICIT, Some(Value::Object(params))) => Ok(CustomResult(self.answer(params, &context).await.into_json())),
-            (ELICIT, _) => Err(ErrorData::invalid_params("the parameters must be an object", None)),
+            (ELICIT, _) => Err(ErrorData::invalid_params("`params` must be an object", None)),
             (_, _) => Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, request.method, None)),
         }
     }
 
+    /// Receives elicitations over HTTP, where rmcp parses them.
     async fn create_elicitation(
         &self,
         request: ElicitRequestParams,
@@ -284,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_keeps_its_metadata_and_leaves_out_what_is_not_there() {
+    fn an_answer_keeps_its_metadata_and_omits_absent_fields() {
         assert_eq!(Answer::only(Action::Decline).into_json(), json!({"action": "decline"}));
         let meta = Some(Map::from_iter([("k".to_owned(), json!([1]))]));
         let answer = Answer { action: Action::Accept, content: Some(json!({"a": 1})), meta };
@@ -292,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_told_in_order_also_those_that_came_early() {
+    fn progress_is_delivered_in_order_even_if_it_arrives_before_its_request_is_registered() {
         let shared = Arc::<ConnectionShared>::default();
         let step = |token: i64, progress: f64| {
             serde_json::from_value::<Progress>(json!({"progressToken": token, "progress": progress})).unwrap()
@@ -302,7 +304,7 @@ mod tests {
             shared.report_progress(step(8, f64::from(n)));
         }
         let received = Arc::new(Mutex::new(Vec::new()));
-        let telling = {
+        let registration = {
             let received = Arc::clone(&received);
             shared.register_progress(
                 step(7, 0.0).token,
@@ -310,12 +312,12 @@ mod tests {
             )
         };
         shared.report_progress(step(7, 3.0));
-        drop(telling);
+        drop(registration);
         shared.report_progress(step(7, 4.0));
         assert_eq!(*received.lock(), [0.0, 1.0, 2.0, 3.0]);
         for n in 0..1000 {
             shared.report_progress(step(n, 0.0));
         }
-        assert_eq!(shared.callbacks.lock().early.len(), EARLY, "what nobody asks for is bounded");
+        assert_eq!(shared.callbacks.lock().early.len(), EARLY, "unclaimed notifications are bounded");
     }
 }

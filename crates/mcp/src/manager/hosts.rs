@@ -1,10 +1,11 @@
 //! Resolves placements to executors and shares one connection among all servers at one place.
 //!
-//! [`Hosts`] gets a [`Host`] from a function that knows names, URLs and tokens, and opens it when it is first used. Servers that need the
-//! same host at the same time share one attempt and its failure. A later request tries again, also after a lost session.
+//! [`Hosts`] calls a function that knows names, URLs and tokens to get the [`Host`] of a placement, and connects to it when it is first
+//! used. Servers that need the same host at the same time share one attempt and its failure. A later request tries again, also after a lost
+//! session.
 //!
-//! The session on an executor is used by this manager alone. The executor keeps it for [`KEEP`] without us. That bounds both how long a
-//! link may be cut and how long the processes of a killed manager stay there.
+//! Only this manager uses the session on an executor. After a disconnect the executor keeps the session for [`KEEP`]. That limits how long
+//! a link may be cut, and how long the processes of a killed manager keep running.
 
 use std::{
     collections::BTreeMap,
@@ -42,7 +43,7 @@ pub struct Host {
     pub(super) id: String,
     /// Hosts with the same key share a connection: the same executor with the same principal.
     key: String,
-    way: HostKind,
+    kind: HostKind,
 }
 
 enum HostKind {
@@ -54,16 +55,17 @@ impl Host {
     #[must_use]
     pub fn local(config: LocalConfig) -> Self {
         let id = LOCAL.to_owned();
-        Self { key: id.clone(), id, way: HostKind::Local(Box::new(config)) }
+        Self { key: id.clone(), id, kind: HostKind::Local(Box::new(config)) }
     }
 
-    /// An executor. `token` is used if the URL and the file have none. For `keep`, see [`KEEP`].
+    /// An executor. `token` is used if neither the URL nor `environments.toml` has one. `keep` is how long the executor keeps the session
+    /// after a disconnect.
     #[must_use]
     pub fn remote(spec: RemoteSpec, token: Option<Token>, keep: Duration) -> Self {
         let id = format!("{} at {}", spec.id, spec.target);
         // The token and the query of the URL decide the principal of the session. They are secret, so the key holds only their fingerprint.
         let key = format!("{id} {}", spec.fingerprint(token.as_ref()));
-        Self { id, key, way: HostKind::Remote { spec: Box::new(spec), token, keep, recover_for: None } }
+        Self { id, key, kind: HostKind::Remote { spec: Box::new(spec), token, keep, recover_for: None } }
     }
 
     /// Resolves `local` to this machine, `remote` with a function, and names and URLs with `choose`.
@@ -82,7 +84,7 @@ impl Host {
             Placement::Remote => remote(),
             Placement::Named(name) | Placement::Url(name) => match choose(name) {
                 Ok(Choice::Local) => Ok(Self::local(local.clone())),
-                // Do not send the token of `remote` to another executor, which could use it to connect to the first one as us.
+                // Pass no token: another executor could use the token of `remote` to connect to that one with our rights.
                 Ok(Choice::Remote(spec)) => Ok(Self::remote(spec, None, KEEP)),
                 Ok(Choice::None) => Err(PlacementError::Off { name: name.clone() }),
                 Err(error) => Err(PlacementError::unknown(place_of(name), &error)),
@@ -93,7 +95,7 @@ impl Host {
     /// Sets how long the client tries to reconnect to an executor. Its session is kept at least as long.
     #[must_use]
     pub fn recover_for(mut self, within: Duration) -> Self {
-        if let HostKind::Remote { keep, recover_for, .. } = &mut self.way {
+        if let HostKind::Remote { keep, recover_for, .. } = &mut self.kind {
             *keep = within.max(*keep);
             *recover_for = Some(within);
         }
@@ -101,7 +103,7 @@ impl Host {
     }
 
     async fn open(&self) -> Result<Backend, Error> {
-        match &self.way {
+        match &self.kind {
             HostKind::Local(config) => Ok(Backend::Local(Arc::new(Local::start((**config).clone()).await?))),
             HostKind::Remote { spec, token, keep, recover_for } => {
                 let ttl = Ttl::Ms(u64::try_from(keep.as_millis()).unwrap_or(u64::MAX));
@@ -134,8 +136,8 @@ pub enum PlacementError {
     /// The placement is `local`, but the local environment is disabled.
     #[error("`environment` is `local`, but `environments.toml` says `include_local = false`")]
     NoLocal,
-    /// The environment is set to `none`.
-    #[error("`environment` is `{name}`, which is switched off")]
+    /// The environment resolves to `none`.
+    #[error("`environment` is `{name}`, which is disabled")]
     Off { name: String },
     /// An unknown name, an invalid URL, or a file that cannot be read.
     #[error("`environment` is `{name}`: {reason}")]
@@ -148,11 +150,11 @@ pub enum PlacementError {
 }
 
 impl PlacementError {
-    /// The error for a name or URL that is not a valid place. `name` must not contain a token.
+    /// The error for a name or URL that cannot be resolved. `name` must not contain a token.
     fn unknown(name: impl Into<String>, error: &EnvironmentError) -> Self {
         let name = name.into();
         let reason = match error {
-            // Do not use the error's own text: it suggests `none`, where nothing can run.
+            // Do not use the error's own text: it suggests `none`, which cannot run a server.
             EnvironmentError::Unknown { name, path, known } => {
                 let known: String = known.iter().map(|name| format!("`{name}`, ")).collect();
                 let from = path.display();
@@ -211,11 +213,11 @@ impl Hosts {
     /// Ends every session that was opened here, with all its processes. Takes a bounded time.
     pub async fn end(&self) {
         let slots = std::mem::take(&mut *self.slots.lock());
-        // Sequential is fast enough: a reachable executor answers at once.
+        // One after another: there are few hosts, and a reachable executor answers at once.
         for slot in slots.into_values() {
             let Some(Ok(opened)) = slot.last.lock().await.take_if(|last| last.is_ok()) else { continue };
             if time::timeout(END_WITHIN, end(opened)).await.is_err() {
-                tracing::warn!(host = slot.host.id, "the session could not be ended; its time-to-live will do it");
+                tracing::warn!(host = slot.host.id, "could not end the session; it ends after its time-to-live");
             }
         }
     }
@@ -232,15 +234,15 @@ impl fmt::Debug for Hosts {
 /// One place and its connection.
 pub(super) struct HostSlot {
     pub(super) host: Host,
-    /// The result of the last attempt. Locked while the place is being opened, so that all other callers wait for that attempt.
+    /// The result of the last attempt to connect. Locked during an attempt, so that all other callers wait for it.
     last: tokio::sync::Mutex<Option<Result<Backend, Error>>>,
-    /// How many attempts have ended. A caller that read a smaller number before it waited for the lock shares the result of the last
-    /// attempt.
+    /// How many attempts have ended. If the number has grown while a caller waited for the lock, an attempt ended in that time, and the
+    /// caller shares its failure.
     attempts: AtomicU64,
 }
 
 impl HostSlot {
-    /// The backend of this place. Opens it if it is not open or its session is lost.
+    /// The back end of this place. Connects if there is no connection or if its session is lost.
     pub(super) async fn backend(&self) -> Result<Backend, Error> {
         let seen = self.attempts.load(SeqCst);
         let mut last = self.last.lock().await;
@@ -262,20 +264,19 @@ async fn end(backend: Backend) {
     match backend {
         Backend::Local(local) => match Arc::into_inner(local) {
             Some(local) => local.end().await,
-            // Another task still starts a server there. When it drops the last reference, the place is closed abruptly and ends within a
-            // second.
-            None => tracing::debug!("the local place is still in use"),
+            // Another task is still starting a server there. The local back end ends when that task drops the last reference.
+            None => tracing::debug!("the local back end is still in use"),
         },
         Backend::Remote(client) => {
             if let Err(error) = client.end_session().await {
-                tracing::debug!(%error, "end the session");
+                tracing::debug!(%error, "could not end the session");
             }
         }
     }
 }
 
-/// A URL without the parts that may be secret (user, query and fragment), the program of a command, or the name of an environment. Errors
-/// and listings show it.
+/// The part of a placement that errors and listings may show: a URL without its user, query and fragment, which may be secret; only the
+/// program of a `stdio:` command; or the name of an environment.
 #[must_use]
 pub fn place_of(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {

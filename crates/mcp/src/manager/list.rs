@@ -9,7 +9,8 @@ use tokio::time;
 
 use super::{connection::ServerConnection, error::Error};
 
-/// The maximum number of pages and items of one list, and the maximum length of a cursor. A server that exceeds them may never end.
+/// The maximum number of pages and items of one list, and the maximum length of a cursor. Without these limits, a broken server could send
+/// pages without end.
 const PAGES: usize = 100;
 const ITEMS: usize = 2048;
 const CURSOR_BYTES: usize = 64 << 10; // 64 KiB
@@ -42,8 +43,8 @@ pub(super) async fn list<T: DeserializeOwned>(
         return Ok(Vec::new());
     }
     let pages = pages(connection, kind);
-    let late = |_| Error::Timeout { server: connection.server.clone(), method: kind.method.to_owned(), within };
-    time::timeout(within, pages).await.map_err(late)?
+    let timed_out = |_| Error::Timeout { server: connection.server.clone(), method: kind.method.to_owned(), within };
+    time::timeout(within, pages).await.map_err(timed_out)?
 }
 
 async fn pages<T: DeserializeOwned>(connection: &ServerConnection, kind: ListKind) -> Result<Vec<T>, Error> {

@@ -1,8 +1,9 @@
-//! The life of one server: start, ready, crash, restart, end. One task runs it. While it runs, only this task changes the state.
+//! Runs one server: start, ready, crash, restart, end. One task does it, and while it runs, only that task changes the server's status.
 //!
-//! Failure paths: if the first start fails, that is final, so that a configuration mistake is seen at once. A server that was ready and
-//! crashes is restarted after a pause. Too many crashes in a row are final. An unreachable executor does not count as a crash of its
-//! servers: once they were ready, the executor is retried without limit. A server that requires authentication is not restarted.
+//! Failure paths: if the first start fails, the server has failed and is not retried, so that a configuration mistake is seen at once. A
+//! server that crashes after it was ready is restarted after a pause, until it has crashed too often in a row. An unreachable executor does
+//! not count as a crash of its servers: once a server was ready, its executor is retried without limit. A server that requires
+//! authentication is not restarted.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -11,7 +12,7 @@ use futures_util::future::OptionFuture;
 use parking_lot::Mutex;
 use rmcp::model::{ServerPeerInfo, Tool};
 use tokio::{
-    sync::{Mutex as Turns, MutexGuard as Turn, broadcast, watch},
+    sync::{broadcast, watch},
     time::{self, Instant},
 };
 
@@ -32,6 +33,16 @@ use crate::{
 /// Time limit for the end of a connection. Its own steps have shorter limits.
 const END_WITHIN: Duration = Duration::from_secs(20);
 
+/// Which servers a start applies to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StartMode {
+    /// Only a server that was never started.
+    First,
+    /// Also a server that has failed or required authentication.
+    AfterFailure,
+}
+
+/// One server of a manager.
 pub(super) struct ManagedServer {
     pub(super) name: String,
     pub(super) config: ServerConfig,
@@ -40,8 +51,8 @@ pub(super) struct ManagedServer {
     status: watch::Sender<ServerStatus>,
     updates: broadcast::Sender<ServerUpdate>,
     last_connection: Mutex<LastConnection>,
-    /// Serializes the calls that must not overlap.
-    turns: Turns<()>,
+    /// Held by a call that must not overlap with others.
+    turn: tokio::sync::Mutex<()>,
 }
 
 /// The data of the last connection. It stays available during a restart.
@@ -65,7 +76,7 @@ impl ManagedServer {
             status: watch::Sender::new(status),
             updates,
             last_connection: Mutex::default(),
-            turns: Turns::new(()),
+            turn: tokio::sync::Mutex::new(()),
         }
     }
 
@@ -73,13 +84,13 @@ impl ManagedServer {
         self.status.borrow().clone()
     }
 
-    /// Changes the status to `Starting`. Returns false if the server was started already or may not be started. With `again`, a failed
-    /// server may be started too.
-    pub(super) fn begin(&self, again: bool) -> bool {
+    /// Changes the status to `Starting`. Returns false if the server must not be started. If this returns true, the caller must start the
+    /// task that calls [`run`](Self::run).
+    pub(super) fn begin(&self, mode: StartMode) -> bool {
         self.status.send_if_modified(|status| {
             let has_failed =
                 matches!(status, ServerStatus::Failed { .. } | ServerStatus::AuthenticationRequired { .. });
-            let begins = *status == ServerStatus::NotStarted || (again && has_failed);
+            let begins = *status == ServerStatus::NotStarted || (mode == StartMode::AfterFailure && has_failed);
             if begins {
                 *status = ServerStatus::Starting { restarts: 0 };
                 self.publish(ServerUpdate::Server { name: self.name.clone(), status: status.clone() });
@@ -111,8 +122,8 @@ impl ManagedServer {
         Some(self.last_connection.lock().tools.as_ref()?.iter().filter(is_offered).cloned().collect())
     }
 
-    /// The connection of a ready server. Waits while the server is starting or about to be restarted. If its executor is unreachable, the
-    /// wait is limited to the startup timeout.
+    /// The connection of a ready server. Waits while the server is starting or about to be restarted. While its executor is unreachable,
+    /// the wait is limited to the startup timeout.
     pub(super) async fn ready(&self) -> Result<Arc<ServerConnection>, Error> {
         let server = || self.name.clone();
         let until = Instant::now() + self.config.startup_timeout;
@@ -122,7 +133,7 @@ impl ManagedServer {
                 ServerStatus::Ready => {
                     let connection = self.last_connection.lock().connection.clone();
                     // A connection that has ended is about to be replaced.
-                    if let Some(connection) = connection.filter(|found| found.shared.over.borrow().is_none()) {
+                    if let Some(connection) = connection.filter(|found| found.shared.end.borrow().is_none()) {
                         return Ok(connection);
                     }
                 }
@@ -154,13 +165,13 @@ impl ManagedServer {
     }
 
     /// Waits for the turn of a call. Returns `None` at once if the call may overlap with others.
-    pub(super) async fn turn(&self, tool: &str) -> Option<Turn<'_, ()>> {
+    pub(super) async fn turn(&self, tool: &str) -> Option<tokio::sync::MutexGuard<'_, ()>> {
         let only_reads = |found: &Tool| {
             found.name == tool && found.annotations.as_ref().and_then(|all| all.read_only_hint) == Some(true)
         };
-        let is_free = self.config.supports_parallel_tool_calls
+        let may_overlap = self.config.supports_parallel_tool_calls
             || self.last_connection.lock().tools.as_ref().is_some_and(|tools| tools.iter().any(only_reads));
-        if is_free { None } else { Some(self.turns.lock().await) }
+        if may_overlap { None } else { Some(self.turn.lock().await) }
     }
 
     /// Marks a server as cancelled if it was never started or never became ready.
@@ -172,10 +183,10 @@ impl ManagedServer {
 
     /// Runs the server from its first start to its end. Called in its own task.
     pub(super) async fn run(self: Arc<Self>, context: Arc<ManagerContext>, stop: watch::Receiver<bool>) {
-        let mut last = FinalStatusGuard(Some(&self));
+        let mut guard = FinalStatusGuard(Some(&self));
         let status = self.run_until_final(&context, stop).await;
-        // After `set`, another task may start the server again and own its status. So disarm `last` first.
-        last.0 = None;
+        // Disarm the guard before `set`: after that, a restarted server's task owns the status.
+        guard.0 = None;
         self.set(status);
     }
 
@@ -195,7 +206,7 @@ impl ManagedServer {
                 started = start::start(self, context, &mut child) => started,
             };
             let crash = match started {
-                Ok(ready_server) => match self.keep_ready(ready_server, &mut attempts, restarts, &mut stop).await {
+                Ok(ready_server) => match self.run_ready(ready_server, &mut attempts, restarts, &mut stop).await {
                     Some(crash) => crash,
                     None => return ServerStatus::Cancelled,
                 },
@@ -226,7 +237,7 @@ impl ManagedServer {
                 self.set(attempts.status());
             }
             let pause = pause(restarts, attempts.in_a_row());
-            tracing::warn!(server = self.name, reason = crash.reason, ?pause, "it crashed and is restarted");
+            tracing::warn!(server = self.name, reason = crash.reason, ?pause, "restarting after a crash");
             tokio::select! {
                 biased;
                 () = stopped(&mut stop) => return ServerStatus::Cancelled,
@@ -235,8 +246,8 @@ impl ManagedServer {
         }
     }
 
-    /// Keeps the server from ready until its connection ends. Returns `None` if the manager requested the end.
-    async fn keep_ready(
+    /// Sets the server to ready and waits until its connection ends. Returns `None` if the manager requested the end.
+    async fn run_ready(
         self: &Arc<Self>,
         ready_server: ReadyServer,
         attempts: &mut AttemptCounts,
@@ -252,19 +263,19 @@ impl ManagedServer {
         let since = Instant::now();
         let token = running.cancellation_token();
         let mut done = pin!(running.waiting());
-        // Polled together with everything else: a server that does not answer `tools/list` must not delay its own end.
-        let mut renewing: Option<BoxFuture<'_, ()>> = None;
+        // Polled in the same `select!`: a server that does not answer `tools/list` must not delay the handling of its end.
+        let mut refreshing: Option<BoxFuture<'_, ()>> = None;
         // `done` must not be polled again after it has completed.
         let mut is_done = false;
         let crash = loop {
-            let is_renewing = renewing.is_some();
+            let is_refreshing = refreshing.is_some();
             // All arms are cancel safe.
             tokio::select! {
                 biased;
                 () = stopped(stop) => break None,
-                Some(ended) = OptionFuture::from(child.as_deref().map(start::over)) => {
+                Some(ended) = OptionFuture::from(child.as_deref().map(start::wait_for_end)) => {
                     let is_of_host = matches!(ended, StreamEnd::Lost(_));
-                    break Some(ServerCrash::new(reason(&ended.to_string(), child.as_deref()), is_of_host));
+                    break Some(ServerCrash::new(with_output(&ended.to_string(), child.as_deref()), is_of_host));
                 }
                 Some(error) = OptionFuture::from(client.as_ref().map(lost)) => {
                     break Some(ServerCrash::new(format!("its executor is lost: {error}"), true));
@@ -272,33 +283,34 @@ impl ManagedServer {
                 reason = shared.refused() => break Some(ServerCrash::refused(reason)),
                 _ = &mut done => {
                     is_done = true;
-                    break Some(ServerCrash::new(reason("its connection ended", child.as_deref()), false));
+                    break Some(ServerCrash::new(with_output("its connection ended", child.as_deref()), false));
                 }
-                Some(()) = OptionFuture::from(renewing.as_mut()) => renewing = None,
-                // If the tools change again while they are listed, the notification stays for the next round.
-                () = shared.tools_changed.notified(), if !is_renewing => {
-                    renewing = Some(Box::pin(self.refresh_tools(&connection)));
+                Some(()) = OptionFuture::from(refreshing.as_mut()) => refreshing = None,
+                // If the tools change again while they are listed, `Notify` stores the notification for the next refresh.
+                () = shared.tools_changed.notified(), if !is_refreshing => {
+                    refreshing = Some(Box::pin(self.refresh_tools(&connection)));
                 }
             }
         };
-        drop(renewing);
+        drop(refreshing);
         let crash = crash.map(|crash| {
             if since.elapsed() >= restarts.settled {
                 attempts.crashes = 0;
             }
-            attempts.hosts = 0;
+            // The server was ready, so its executor was reachable.
+            attempts.host_failures = 0;
             attempts.count(crash, restarts)
         });
-        // Notify waiting requests before the connection is closed, because closing can take long.
+        // End waiting requests before the connection is closed, because closing can take several seconds.
         match &crash {
             Some(ServerCrash { reason, is_final, .. }) => {
-                shared.end(ConnectionEnd::Crashed { reason: reason.clone(), is_restarted: !is_final });
+                shared.set_end(ConnectionEnd::Crashed { reason: reason.clone(), is_restarted: !is_final });
                 self.publish(ServerUpdate::Crashed { name: self.name.clone(), reason: reason.clone() });
                 if !is_final {
                     self.set(attempts.status());
                 }
             }
-            None => shared.end(ConnectionEnd::Ended),
+            None => shared.set_end(ConnectionEnd::Ended),
         }
         token.cancel();
         if !is_done && time::timeout(END_WITHIN, done).await.is_err() {
@@ -363,20 +375,20 @@ struct AttemptCounts {
     /// Crashes of the server itself. `Restarts::most` limits them.
     crashes: u32,
     /// Failures of its executor. These are not limited.
-    hosts: u32,
+    host_failures: u32,
 }
 
 impl AttemptCounts {
     /// Counts a crash, and marks it as final if the limit is exceeded.
     fn count(&mut self, mut crash: ServerCrash, restarts: Restarts) -> ServerCrash {
-        let count = if crash.is_of_host { &mut self.hosts } else { &mut self.crashes };
+        let count = if crash.is_of_host { &mut self.host_failures } else { &mut self.crashes };
         *count = count.saturating_add(1);
         crash.is_final |= !crash.is_of_host && self.crashes > restarts.most;
         crash
     }
 
     fn in_a_row(self) -> u32 {
-        self.crashes.saturating_add(self.hosts)
+        self.crashes.saturating_add(self.host_failures)
     }
 
     fn status(self) -> ServerStatus {
@@ -384,14 +396,16 @@ impl AttemptCounts {
     }
 }
 
-/// Sets a final status if the server's task ends in an unexpected way, so that the status cannot stay `Starting` or `Ready`.
+/// Sets a final status if the server's task panics or is aborted. Otherwise the status would stay `Starting` or `Ready`.
 struct FinalStatusGuard<'a>(Option<&'a ManagedServer>);
 
 impl Drop for FinalStatusGuard<'_> {
     fn drop(&mut self) {
         let Some(server) = self.0 else { return };
         server.set(if std::thread::panicking() {
-            ServerStatus::Failed { reason: "the task that keeps it has panicked; see the log".to_owned() }
+            ServerStatus::Failed {
+                reason: "internal error: the task that runs it has panicked; see the log".to_owned(),
+            }
         } else {
             ServerStatus::Cancelled
         });
@@ -403,9 +417,10 @@ fn pause(restarts: Restarts, crashes: u32) -> Duration {
     doubled.min(restarts.longest_pause)
 }
 
-fn reason(how: &str, child: Option<&ServerProcess>) -> String {
+/// Appends the recent output of a process, if there is any, to a text.
+fn with_output(text: &str, child: Option<&ServerProcess>) -> String {
     let recent_output = child.map(ServerProcess::recent_output).unwrap_or_default();
-    if recent_output.is_empty() { how.to_owned() } else { format!("{how}\n{recent_output}") }
+    if recent_output.is_empty() { text.to_owned() } else { format!("{text}\n{recent_output}") }
 }
 
 /// Waits until the session with the executor is lost.
@@ -413,12 +428,12 @@ async fn lost(client: &Client) -> client::Error {
     let mut state = client.watch_state();
     match state.wait_for(|state| matches!(state, ConnectionState::Lost { .. })).await.as_deref() {
         Ok(ConnectionState::Lost { error }) => error.clone(),
-        // Cannot happen: we own the client, so its state exists.
+        // Cannot happen: we own a client, so the sender of its state exists.
         Ok(_) | Err(_) => client::Error::Disconnected { reason: None },
     }
 }
 
-/// Waits for the signal to stop.
+/// Waits for the signal to stop. Cancel safe.
 async fn stopped(stop: &mut watch::Receiver<bool>) {
     // An error means that the manager was dropped, which also means stop.
     stop.wait_for(|stop| *stop).await.ok();
@@ -500,36 +515,36 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_that_ends_by_itself_is_a_crash_that_is_told() {
+    async fn a_connection_that_ends_by_itself_is_reported_as_a_crash() {
         let server = server();
         let (ready_server, messages_tx) = start_ready(&server).await;
         let (_stop, mut stopped) = watch::channel(false);
         messages_tx.try_send(None).expect("it listens");
         let mut attempts = AttemptCounts::default();
         let crash = server
-            .keep_ready(ready_server, &mut attempts, Restarts::default(), &mut stopped)
+            .run_ready(ready_server, &mut attempts, Restarts::default(), &mut stopped)
             .await
-            .expect("nobody asked for it");
+            .expect("nothing requested the end");
         assert_eq!((crash.reason.as_str(), crash.is_final), ("its connection ended", false));
         assert_eq!(server.status(), ServerStatus::Starting { restarts: 1 });
     }
 
     #[tokio::test]
-    async fn a_server_that_begins_to_want_authentication_is_not_started_again() {
+    async fn a_ready_server_that_then_requires_authentication_is_not_restarted() {
         let server = server();
         let (ready_server, _messages_tx) = start_ready(&server).await;
         let (_stop, mut stopped) = watch::channel(false);
         ready_server.connection.shared.refuse("who are you");
         let mut attempts = AttemptCounts::default();
         let crash = server
-            .keep_ready(ready_server, &mut attempts, Restarts::default(), &mut stopped)
+            .run_ready(ready_server, &mut attempts, Restarts::default(), &mut stopped)
             .await
-            .expect("nobody asked for it");
+            .expect("nothing requested the end");
         assert_eq!((crash.authentication_reason.as_deref(), crash.is_final), (Some("who are you"), true));
     }
 
     #[test]
-    fn an_executor_out_of_reach_is_no_crash_of_its_servers() {
+    fn an_unreachable_executor_is_not_a_crash_of_its_servers() {
         let restarts = Restarts { most: 2, ..Restarts::default() };
         let mut attempts = AttemptCounts::default();
         for _ in 0..100 {
@@ -542,13 +557,13 @@ mod tests {
     }
 
     #[test]
-    fn a_life_that_ends_without_a_word_leaves_no_promise() {
+    fn a_task_that_is_aborted_or_panics_leaves_a_final_status() {
         let server = server();
-        assert!(server.begin(false));
+        assert!(server.begin(StartMode::First));
         drop(FinalStatusGuard(Some(&server)));
         assert_eq!(server.status(), ServerStatus::Cancelled);
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let _last = FinalStatusGuard(Some(&server));
+            let _guard = FinalStatusGuard(Some(&server));
             std::panic::resume_unwind(Box::new("a test"));
         }));
         assert!(panicked.is_err() && matches!(server.status(), ServerStatus::Failed { .. }), "{:?}", server.status());

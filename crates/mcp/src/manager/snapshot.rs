@@ -42,7 +42,7 @@ pub struct ServerSnapshot {
     pub prompts: Vec<Prompt>,
 }
 
-/// How a server authenticates us.
+/// How we authenticate to a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ServerAuth {
@@ -50,9 +50,9 @@ pub enum ServerAuth {
     Unsupported,
     /// The server did not require authentication.
     NotNeeded,
-    /// With the token that the configuration names.
+    /// With the token whose variable the configuration names.
     BearerToken,
-    /// The server requires authentication and was given none, or rejected it.
+    /// The server requires authentication, and we sent no token or one that it rejected.
     Required,
 }
 

@@ -1,7 +1,8 @@
 //! One attempt to get a server ready: connect to its executor, start or reach the server, do the handshake, and list its tools.
 //!
-//! Each step has the startup timeout of the server's configuration. A started process is stored in a variable of the caller, so that the
-//! caller can end it if the attempt is cancelled. Retries of whole attempts are in `server`.
+//! The startup timeout of the server's configuration applies to each of three steps: connecting, starting with the handshake, and listing
+//! the tools. A started process is stored in a variable of the caller, so that the caller can end it if the attempt is cancelled. `server`
+//! repeats whole attempts.
 
 use std::{collections::BTreeMap, ffi::OsString, sync::Arc, time::Duration};
 
@@ -35,7 +36,8 @@ use crate::{
 
 const INITIALIZE: &str = "initialize";
 
-/// How long to retry an executor that is not there. All other commands use the same limit, so that a mistake is reported soon.
+/// How long to retry an executor that cannot be reached. Short, so that a mistake in its address is reported soon. Other commands use the
+/// same limit.
 const RETRY_FOR: Duration = Duration::from_secs(10);
 
 /// The first and the longest pause between two attempts.
@@ -96,7 +98,7 @@ async fn start_stdio(
     let transport = transport
         .map_err(|_| Error::HostTimeout { server: name(), host: slot.host.id.clone(), within })?
         .map_err(|source| Error::Launch { server: name(), source: Box::new(source) })?;
-    // Release the backend now: `Hosts::end` can end a local place cleanly only if it has the last reference.
+    // Drop the backend now: `Hosts::end` can end a local back end cleanly only if it has the last reference.
     drop(backend);
     let shared = Arc::<ConnectionShared>::default();
     let transport = {
@@ -108,14 +110,14 @@ async fn start_stdio(
     let handler = handler(server, context, &shared);
     let running = match time::timeout_at(until, handler.serve(transport)).await {
         Ok(Ok(running)) => running,
-        Ok(Err(error)) => return Err(refused(server, &process, error).await),
-        Err(_) => return Err(late(server, INITIALIZE, within, process.recent_output())),
+        Ok(Err(error)) => return Err(handshake_error(server, &process, error).await),
+        Err(_) => return Err(startup_timeout(server, INITIALIZE, within, process.recent_output())),
     };
     let talk = || process.recent_output();
     let ready_server = tokio::select! {
         biased;
-        ready = introduce(server, running, shared, within, &talk) => ready?,
-        ended = over(&process) => {
+        ready = finish_start(server, running, shared, within, &talk) => ready?,
+        ended = wait_for_end(&process) => {
             let ended = Box::new(ended);
             return Err(Error::EndedAtStart { server: name(), method: "tools/list", ended, talk: talk() });
         }
@@ -131,7 +133,7 @@ async fn start_http(
 ) -> Result<ReadyServer, Error> {
     let failed = |error: HttpError| http_error(&server.name, &error);
     let within = server.config.startup_timeout;
-    // Keep only the client: `Hosts::end` can end a local place cleanly only if it has the last reference.
+    // Keep only the client: `Hosts::end` can end a local back end cleanly only if it has the last reference.
     let client = open(server, slot).await?.client().clone();
     let text = |(name, value): (&OsString, &OsString)| Some((name.to_str()?.to_owned(), value.to_str()?.to_owned()));
     let variables: BTreeMap<String, String> = context.settings.variables.iter().filter_map(text).collect();
@@ -140,12 +142,14 @@ async fn start_http(
     let shared = Arc::<ConnectionShared>::default();
     let running = match time::timeout(within, handler(server, context, &shared).serve(transport)).await {
         Ok(Ok(running)) => running,
-        Ok(Err(error)) => return Err(of_executor(server, &client, failed(HttpError::of_start(&error)))),
-        Err(_) => return Err(of_executor(server, &client, late(server, INITIALIZE, within, String::new()))),
+        Ok(Err(error)) => return Err(or_executor_error(server, &client, failed(HttpError::of_start(&error)))),
+        Err(_) => {
+            return Err(or_executor_error(server, &client, startup_timeout(server, INITIALIZE, within, String::new())));
+        }
     };
-    match introduce(server, running, shared, within, &String::new).await {
+    match finish_start(server, running, shared, within, &String::new).await {
         Ok(ready_server) => Ok(ReadyServer { client: Some(client), ..ready_server }),
-        Err(error) => Err(of_executor(server, &client, error)),
+        Err(error) => Err(or_executor_error(server, &client, error)),
     }
 }
 
@@ -155,8 +159,8 @@ pub(super) fn http_error(server: &str, error: &HttpError) -> Error {
     match error {
         HttpError::AuthenticationRequired { .. } => {
             let reason = format!(
-                "{error}; get a token for it, put it into a variable, and name that as `bearer_token_env_var` of \
-                 `[mcp_servers.{server}]`"
+                "{error}; put a token for this server into an environment variable, and set `bearer_token_env_var` of \
+                 `[mcp_servers.{server}]` to the name of the variable"
             );
             Error::AuthenticationRequired { server, reason }
         }
@@ -164,13 +168,13 @@ pub(super) fn http_error(server: &str, error: &HttpError) -> Error {
     }
 }
 
-/// Opens the server's place within the startup timeout. The executor may just be starting too, so a failed connection is retried for a
-/// while.
+/// Connects to the server's executor within the startup timeout. The executor may be starting at the same time, so a failed connection is
+/// retried for a while.
 async fn open(server: &ManagedServer, slot: &HostSlot) -> Result<Backend, Error> {
     let name = || server.name.clone();
     let within = server.config.startup_timeout;
     let until = Instant::now() + within;
-    // After the first start, the caller restarts the server anyway.
+    // If the server was ready before, the caller repeats the attempt anyway.
     let is_first = server.status() == ServerStatus::Starting { restarts: 0 };
     let retry_until = Instant::now() + if is_first { within.min(RETRY_FOR) } else { Duration::ZERO };
     let mut pause = RETRY_FIRST;
@@ -179,18 +183,18 @@ async fn open(server: &ManagedServer, slot: &HostSlot) -> Result<Backend, Error>
         let error = match time::timeout_at(until, slot.backend()).await {
             Ok(Ok(backend)) => return Ok(backend),
             Ok(Err(source)) => Error::Host { server: name(), source },
-            // The previous error says more than a timeout.
+            // The previous error, if any, says more than a timeout.
             Err(_) => {
-                let late = || Error::HostTimeout { server: name(), host: slot.host.id.clone(), within };
-                return Err(last.unwrap_or_else(late));
+                let timed_out = || Error::HostTimeout { server: name(), host: slot.host.id.clone(), within };
+                return Err(last.unwrap_or_else(timed_out));
             }
         };
-        // An executor that is just starting could cause these errors.
+        // An executor that is still starting can cause these errors.
         let is_transient = |source: &client::Error| {
             matches!(source.kind(), ErrorKind::Connect | ErrorKind::ConnectTimeout | ErrorKind::Disconnected)
         };
-        let may_be_soon = matches!(&error, Error::Host { source, .. } if is_transient(source));
-        if !may_be_soon || Instant::now() + pause >= retry_until {
+        let can_retry = matches!(&error, Error::Host { source, .. } if is_transient(source));
+        if !can_retry || Instant::now() + pause >= retry_until {
             return Err(error);
         }
         time::sleep(pause).await;
@@ -199,8 +203,8 @@ async fn open(server: &ManagedServer, slot: &HostSlot) -> Result<Backend, Error>
     }
 }
 
-/// Replaces the error of an HTTP start by the executor's error if the executor is the cause.
-fn of_executor(server: &ManagedServer, client: &Client, error: Error) -> Error {
+/// Returns the executor's error instead of `error` if the connection to the executor is broken: then that is the cause.
+fn or_executor_error(server: &ManagedServer, client: &Client, error: Error) -> Error {
     let source = match client.state() {
         ConnectionState::Recovering { reason } => client::Error::Disconnected { reason: Some(reason) },
         ConnectionState::Lost { error } => error,
@@ -218,8 +222,8 @@ fn handler(server: &ManagedServer, context: &ManagerContext, shared: &Arc<Connec
     }
 }
 
-/// After the handshake: checks the protocol version and lists the tools.
-async fn introduce(
+/// Finishes the start after the handshake: checks the protocol version and lists the tools.
+async fn finish_start(
     server: &ManagedServer,
     running: RunningService<RoleClient, ConnectionHandler>,
     shared: Arc<ConnectionShared>,
@@ -235,21 +239,22 @@ async fn introduce(
     }
     let tools = match list::list(&connection, list::TOOLS, within).await {
         Ok(tools) => tools,
-        Err(Error::Timeout { .. }) => return Err(late(server, "tools/list", within, talk())),
+        // A timeout here is that of the start, not of a call.
+        Err(Error::Timeout { .. }) => return Err(startup_timeout(server, "tools/list", within, talk())),
         Err(error) => return Err(error),
     };
     Ok(ReadyServer { running, connection: Arc::new(connection), tools, child: None, client: None })
 }
 
-fn late(server: &ManagedServer, method: &'static str, within: Duration, talk: String) -> Error {
+fn startup_timeout(server: &ManagedServer, method: &'static str, within: Duration, talk: String) -> Error {
     Error::StartupTimeout { server: server.name.clone(), method, within, talk }
 }
 
 /// The error of a failed handshake with a program.
-async fn refused(server: &ManagedServer, process: &ServerProcess, error: ClientInitializeError) -> Error {
+async fn handshake_error(server: &ManagedServer, process: &ServerProcess, error: ClientInitializeError) -> Error {
     let name = server.name.clone();
     if matches!(error, ClientInitializeError::TransportError { .. }) {
-        // The process does not accept messages, so it is probably about to exit.
+        // The process does not accept messages, so it is probably exiting. Wait for its exit code and its last output.
         process.drain_output(EXIT_GRACE).await;
     }
     let talk = process.recent_output();
@@ -257,20 +262,22 @@ async fn refused(server: &ManagedServer, process: &ServerProcess, error: ClientI
         return Error::EndedAtStart { server: name, method: INITIALIZE, ended: Box::new(ended), talk };
     }
     let reason = match error {
-        ClientInitializeError::JsonRpcError(error) => format!("it refused: {} ({})", error.message, error.code.0),
+        ClientInitializeError::JsonRpcError(error) => {
+            format!("the server refused it: {} ({})", error.message, error.code.0)
+        }
         ClientInitializeError::ExpectedInitResult(Some(ServerResult::CustomResult(result))) => {
             let read = serde_json::from_value::<rmcp::model::InitializeResult>(result.0);
             let why = read.err().map_or_else(String::new, |error| format!(": {error}"));
-            format!("its answer to `{INITIALIZE}` cannot be read{why}")
+            format!("the answer to `{INITIALIZE}` cannot be parsed{why}")
         }
         other => chain(&other),
     };
     Error::Handshake { server: name, reason, talk }
 }
 
-/// Waits until a process has ended.
-pub(super) async fn over(process: &ServerProcess) -> StreamEnd {
-    // The sender lives as long as the process handle.
+/// Waits until the stream of a process has ended.
+pub(super) async fn wait_for_end(process: &ServerProcess) -> StreamEnd {
+    // Cannot fail: the sender lives as long as the process handle.
     let mut ended = process.ended();
     let end = ended.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());
     end.unwrap_or(StreamEnd::Closed)

@@ -61,7 +61,7 @@ impl ServerStatus {
         }
     }
 
-    /// Whether only a crash, a restart or the shutdown can change this status.
+    /// Whether no start is pending: only a crash, a restart or the shutdown can still change this status.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         !matches!(self, Self::NotStarted | Self::Starting { .. })
@@ -91,7 +91,7 @@ pub enum ServerUpdate {
         /// Why, with the server's last output.
         reason: String,
     },
-    /// No server is starting. Sent once for each call that starts all servers.
+    /// No server is starting any longer. Sent once for each call of [`Manager::start`](super::Manager::start).
     Summary(Summary),
     /// The subscriber was too slow and missed this many updates. It should query the status.
     Missed(u64),

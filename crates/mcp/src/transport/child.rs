@@ -17,16 +17,16 @@ use super::{
     lines::{LineSplitter, LineTooLong},
 };
 
-/// Budget for messages being written, in KiB. It is smaller than the stdin queue of a process, so enqueueing a message never blocks.
+/// Budget for messages that are being written, in KiB. It is smaller than the stdin queue of a process, so there is always room to enqueue.
 const ROOM_KIB: u32 = 4 << 10;
 
-/// The minimum charge per message. The stdin queue has 256 slots.
+/// The minimum charge per message, so that at most 256 messages are in the stdin queue, which has as many slots.
 const MESSAGE_KIB: u32 = ROOM_KIB / 256;
 
-/// How much is quoted of a line that is not a message.
+/// How many characters are quoted of a line that is not a message.
 const NOISE_CHARS: usize = 200;
 
-/// The process of a server, for everything except its messages. It can outlive its transport. The process is ended when both are dropped.
+/// The process of a server, for everything except its messages. Can outlive the transport. The process is terminated when both are dropped.
 pub struct ServerProcess {
     pub(super) name: String,
     pub(super) process: Process,
@@ -35,6 +35,7 @@ pub struct ServerProcess {
     log_before: u64,
     skipped_lines: Mutex<SkippedLines>,
     ended: watch::Sender<Option<StreamEnd>>,
+    /// The budget for messages, in KiB.
     room: Semaphore,
     /// The unread output of a dropped transport.
     pub(super) output_tail: Mutex<Option<OutputTail>>,
@@ -42,7 +43,7 @@ pub struct ServerProcess {
     pub(super) tasks: Mutex<JoinSet<()>>,
 }
 
-/// The position in the output of a process.
+/// The output of a process that was not read yet, and the current line of stderr.
 pub(super) struct OutputTail {
     pub(super) events: Events,
     err: LineSplitter,
@@ -50,7 +51,8 @@ pub(super) struct OutputTail {
 
 #[derive(Debug, Default)]
 struct SkippedLines {
-    skipped: u64,
+    count: u64,
+    /// The first skipped line, with the reason.
     first: Option<String>,
 }
 
@@ -83,7 +85,7 @@ impl ServerProcess {
     /// How many lines on stdout were not messages.
     #[must_use]
     pub fn skipped(&self) -> u64 {
-        self.skipped_lines.lock().skipped
+        self.skipped_lines.lock().count
     }
 
     /// Why the stream ended, once it has. All messages before the end have been received by then.
@@ -97,7 +99,7 @@ impl ServerProcess {
     pub fn recent_output(&self) -> String {
         let skipped_lines = self.skipped_lines.lock();
         let noise = skipped_lines.first.as_ref().map(|first| {
-            let count = skipped_lines.skipped;
+            let count = skipped_lines.count;
             format!("lines on its stdout that are not messages (logs belong on stderr): {count}, the first: {first}")
         });
         drop(skipped_lines);
@@ -105,30 +107,31 @@ impl ServerProcess {
         noise.into_iter().chain(quote).collect::<Vec<_>>().join("\n")
     }
 
-    /// Reads the remaining output within this time, after the transport was dropped. Returns true if the process has closed.
+    /// Reads the remaining output for at most this time, after the transport was dropped. Returns true if the process has closed.
     ///
-    /// When a server exits, sending a message to it fails before the exit is reported, and the MCP client then drops the transport.
+    /// Needed when a server exits: sending a message to it can fail before the exit is reported, and then the MCP client drops the
+    /// transport.
     pub async fn drain_output(&self, within: Duration) -> bool {
         let Some(mut output_tail) = self.output_tail.lock().take() else { return self.process.closed().is_some() };
-        let is_over = time::timeout(within, output_tail.drain(self)).await.is_ok();
+        let is_closed = time::timeout(within, output_tail.drain(self)).await.is_ok();
         *self.output_tail.lock() = Some(output_tail);
-        // Leftover processes may hold the streams open for longer.
-        if let Some(exit) = self.process.exit().filter(|_| !is_over) {
+        // Leftover processes may hold the streams open for longer. Do not wait for them to report the exit.
+        if let Some(exit) = self.process.exit().filter(|_| !is_closed) {
             self.set_end(StreamEnd::Exited(Some(Box::new(exit))));
         }
-        is_over
+        is_closed
     }
 
     /// Ends the process after the transport was dropped: closes its stdin, waits, terminates it, and waits. Takes a bounded time.
     pub async fn end(&self) {
         let output_tail = self.output_tail.lock().take();
-        let over = async {
+        let closed = async {
             match output_tail {
                 Some(mut output_tail) => output_tail.drain(self).await,
                 None => drop(self.process.wait().await),
             }
         };
-        self.end_when(true, over).await;
+        self.end_when(true, closed).await;
     }
 
     /// Records why the stream ended. Only the first call has an effect.
@@ -142,11 +145,12 @@ impl ServerProcess {
         self.log.add(line);
     }
 
-    /// Ends the process. `over` must resolve when the process has closed.
-    pub(super) async fn end_when(&self, is_gentle: bool, over: impl Future<Output = ()>) {
-        let mut over = pin!(over);
-        if is_gentle {
-            // If stdin cannot be closed, the server will not exit because of it. Continue with terminate.
+    /// Ends the process: closes its stdin and waits, if `closes_stdin_first`, and then terminates it. `closed` must resolve when the
+    /// process has closed.
+    pub(super) async fn end_when(&self, closes_stdin_first: bool, closed: impl Future<Output = ()>) {
+        let mut closed = pin!(closed);
+        if closes_stdin_first {
+            // Resolves only if stdin cannot be closed. Then waiting for an exit is useless.
             let eof = async {
                 if self.process.close_stdin().await.is_ok() {
                     std::future::pending::<()>().await;
@@ -155,7 +159,7 @@ impl ServerProcess {
             let ending = async {
                 tokio::select! {
                     biased;
-                    () = &mut over => true,
+                    () = &mut closed => true,
                     () = eof => false,
                 }
             };
@@ -164,8 +168,8 @@ impl ServerProcess {
             }
         }
         let within = CLOSE_GRACE + GONE_WITHIN;
-        if time::timeout(within, async { tokio::join!(self.terminate(), over) }).await.is_err() {
-            tracing::warn!(server = self.name, "it did not end in time; it is still being ended in the background");
+        if time::timeout(within, async { tokio::join!(self.terminate(), closed) }).await.is_err() {
+            tracing::warn!(server = self.name, "it has not ended in time; the executor continues to end it");
         } else {
             self.forget().await;
         }
@@ -179,7 +183,7 @@ impl ServerProcess {
             other => other,
         };
         if let Err(error) = result {
-            tracing::debug!(server = self.name, %error, "terminate");
+            tracing::debug!(server = self.name, %error, "could not terminate the process");
         }
     }
 
@@ -191,12 +195,14 @@ impl ServerProcess {
         }
     }
 
+    /// Counts and logs a line on stdout that is not a message. Only the first one is logged as a warning.
     pub(super) fn skip(&self, line: &[u8], why: &str) {
+        // A character has at most four bytes.
         let text = String::from_utf8_lossy(&line[..line.len().min(4 * NOISE_CHARS)]);
         let shown: String =
             text.chars().take(NOISE_CHARS).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
         let mut skipped_lines = self.skipped_lines.lock();
-        skipped_lines.skipped += 1;
+        skipped_lines.count += 1;
         if skipped_lines.first.is_none() {
             skipped_lines.first = Some(format!("`{shown}` ({why})"));
             tracing::warn!(server = self.name, line = shown, why, "skipped a line on stdout that is not a message");
@@ -205,7 +211,7 @@ impl ServerProcess {
         }
     }
 
-    /// Sends one message when `before` resolves, which is when the previous message has passed its turn. Then resolves `after`.
+    /// Sends one message. Waits for `before`, which resolves when the previous message is enqueued, and resolves `after` when this one is.
     pub(super) async fn send(
         &self,
         before: Option<oneshot::Receiver<()>>,
@@ -221,7 +227,7 @@ impl ServerProcess {
         let units = u32::try_from(line.len() >> 10).unwrap_or(u32::MAX).clamp(MESSAGE_KIB, ROOM_KIB);
         let room = self.room.acquire_many(units).await.map_err(io::Error::other)?;
         let mut write = pin!(self.process.write(line));
-        // The first poll enqueues the write, because there is room. So the next message may follow before this write completes.
+        // The first poll enqueues the write, because there is room. So the next message may be enqueued before this write completes.
         let first = std::future::poll_fn(|cx| Poll::Ready(write.as_mut().poll(cx))).await;
         // Fails only if no later send is waiting.
         after.send(()).ok();
@@ -232,9 +238,9 @@ impl ServerProcess {
         drop(room);
         match written? {
             wire::WriteStatus::Accepted => Ok(()),
-            wire::WriteStatus::StdinClosed => Err(broken("it has closed its standard input")),
-            wire::WriteStatus::UnknownProcess => Err(broken("its process is gone")),
-            wire::WriteStatus::Starting => Err(io::Error::new(io::ErrorKind::WouldBlock, "it is still being started")),
+            wire::WriteStatus::StdinClosed => Err(broken("its standard input is closed")),
+            wire::WriteStatus::UnknownProcess => Err(broken("its process no longer exists")),
+            wire::WriteStatus::Starting => Err(io::Error::new(io::ErrorKind::WouldBlock, "it is still starting")),
         }
     }
 }
@@ -245,7 +251,7 @@ impl OutputTail {
     }
 
     /// Adds a piece of stderr and logs its complete lines.
-    pub(super) fn take(&mut self, child: &ServerProcess, bytes: &[u8]) -> Result<(), LineTooLong> {
+    pub(super) fn push(&mut self, child: &ServerProcess, bytes: &[u8]) -> Result<(), LineTooLong> {
         let pushed = self.err.push(bytes);
         while let Some(line) = self.err.next() {
             child.log_line(&line);
@@ -266,7 +272,7 @@ impl OutputTail {
             match self.events.next().await {
                 // The process is ending, so an overlong line is only dropped.
                 Some(Event::Output { stream: wire::Stream::Stderr, bytes, .. }) => {
-                    self.take(child, &bytes).unwrap_or(())
+                    self.push(child, &bytes).unwrap_or(())
                 }
                 Some(Event::Output { .. } | Event::Gap { .. } | Event::Exited { .. }) => {}
                 Some(Event::Closed { .. }) => break StreamEnd::Exited(child.process.exit().map(Box::new)),

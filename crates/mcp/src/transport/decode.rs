@@ -1,8 +1,8 @@
 //! Decodes one line of a server's stdout as a message.
 //!
-//! rmcp's types parse what they know and drop or reject the rest: an unknown kind of content would make a whole result unreadable. So
-//! [`ResultForm::Raw`] passes results on unparsed, except for the result of the handshake, and does the same with elicitation requests. The
-//! caller knows the expected type.
+//! rmcp's types drop unknown fields and reject unknown values: a single unknown kind of content would make a whole result unreadable. So
+//! with [`ResultForm::Raw`], results and elicitation requests are passed on unparsed, except for the result of the handshake. The caller
+//! knows the expected type.
 
 use rmcp::{
     RoleClient,
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::Progress;
 
-/// In which form results are delivered.
+/// The form in which results are delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ResultForm {
     /// Parsed into rmcp's types.
@@ -48,13 +48,13 @@ pub(super) fn decode(line: &[u8], results: ResultForm, is_first: bool) -> Decode
         (ResultForm::Raw, Some("notifications/progress"), None) => {
             match object.remove("params").map(serde_json::from_value) {
                 Some(Ok(progress)) => DecodedLine::Progress(progress),
-                Some(Err(error)) => DecodedLine::Noise(format!("a progress that cannot be read: {error}")),
-                None => DecodedLine::Noise("a progress without parameters".to_owned()),
+                Some(Err(error)) => DecodedLine::Noise(format!("an invalid progress notification: {error}")),
+                None => DecodedLine::Noise("a progress notification without parameters".to_owned()),
             }
         }
         (ResultForm::Raw, None, Some(id)) if is_result => {
             let result = object.remove("result").unwrap_or_default();
-            message(JsonRpcMessage::response(result_of(result, is_first), id))
+            message(JsonRpcMessage::response(to_result(result, is_first), id))
         }
         (ResultForm::Raw, Some(super::ELICIT), Some(id)) => {
             let request = CustomRequest::new(super::ELICIT, object.remove("params"));
@@ -62,7 +62,7 @@ pub(super) fn decode(line: &[u8], results: ResultForm, is_first: bool) -> Decode
         }
         _ => match serde_json::from_value(Value::Object(object)) {
             Ok(read) => message(read),
-            Err(error) => DecodedLine::Noise(format!("a message that cannot be read: {error}")),
+            Err(error) => DecodedLine::Noise(format!("an invalid JSON-RPC message: {error}")),
         },
     }
 }
@@ -71,7 +71,7 @@ fn message(message: RxJsonRpcMessage<RoleClient>) -> DecodedLine {
     DecodedLine::Message(Box::new(message))
 }
 
-fn result_of(result: Value, is_first: bool) -> ServerResult {
+fn to_result(result: Value, is_first: bool) -> ServerResult {
     if is_first && let Ok(read) = serde_json::from_value::<InitializeResult>(result.clone()) {
         return ServerResult::InitializeResult(read);
     }
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_says_what_it_is() {
+    fn a_line_that_is_not_a_message_is_noise_with_a_reason() {
         assert!(noise("INFO starting").starts_with("not JSON"));
         assert!(noise("[1]").contains("not an object"));
         assert!(noise("{\"level\":\"info\",\"msg\":\"up\"}").contains("not a JSON-RPC message"));
@@ -106,10 +106,10 @@ mod tests {
     }
 
     #[test]
-    fn a_result_of_any_content_is_handed_over_whole() {
+    fn a_result_with_unknown_content_is_passed_on_unchanged() {
         let line = r#"{"jsonrpc":"2.0","id":3,"result":{"content":[{"type":"new","x":[1]}],"extra":null}}"#;
         let JsonRpcMessage::Response(response) = read(line, ResultForm::Raw, false) else { panic!("a response") };
-        let ServerResult::CustomResult(CustomResult(value)) = response.result else { panic!("as it came") };
+        let ServerResult::CustomResult(CustomResult(value)) = response.result else { panic!("not unparsed") };
         assert_eq!(value, serde_json::json!({"content": [{"type": "new", "x": [1]}], "extra": null}));
     }
 
@@ -131,10 +131,10 @@ mod tests {
     }
 
     #[test]
-    fn a_question_to_the_user_comes_as_it_is() {
+    fn an_elicitation_request_is_passed_on_unparsed() {
         let line = r#"{"jsonrpc":"2.0","id":7,"method":"elicitation/create","params":{"message":"m","x":1}}"#;
         let JsonRpcMessage::Request(request) = read(line, ResultForm::Raw, false) else { panic!("a request") };
-        let ServerRequest::CustomRequest(custom) = request.request else { panic!("as it came") };
+        let ServerRequest::CustomRequest(custom) = request.request else { panic!("not unparsed") };
         assert_eq!(custom.params, Some(serde_json::json!({"message": "m", "x": 1})));
     }
 }

@@ -11,7 +11,7 @@ pub(super) struct LineTooLong;
 pub(super) struct LineSplitter {
     /// The maximum length of a line in bytes, without its line ending.
     limit: usize,
-    /// The current incomplete line. It has at most `limit` bytes and one more, which may be the carriage return of the line ending.
+    /// The current incomplete line. It has at most `limit + 1` bytes, because the last one may be the carriage return of the line ending.
     partial: Vec<u8>,
     /// Complete lines. At most those of one piece of output.
     complete: VecDeque<Vec<u8>>,
@@ -45,7 +45,7 @@ impl LineSplitter {
         self.complete.pop_front()
     }
 
-    /// Returns the bytes after the last line feed, once.
+    /// Ends the input. Returns the bytes after the last line feed, if they are within the limit. A second call returns `None`.
     pub(super) fn finish(&mut self) -> Option<Vec<u8>> {
         if std::mem::replace(&mut self.is_over, true) {
             return None;
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_cut_at_line_feeds_wherever_the_pieces_end() {
+    fn lines_are_split_at_line_feeds_however_the_input_is_divided() {
         let text = b"one\ntwo\r\n\nfour\r\r\nfi";
         for size in 1..=text.len() {
             let mut lines = LineSplitter::new(8);
@@ -94,12 +94,12 @@ mod tests {
             }
             assert_eq!(found, ["one", "two", "", "four\r"], "pieces of {size}");
             assert_eq!(lines.finish(), Some(b"fi".to_vec()));
-            assert_eq!(lines.finish(), None, "offered once");
+            assert_eq!(lines.finish(), None, "returned once");
         }
     }
 
     #[test]
-    fn a_line_of_the_limit_is_taken_with_either_ending() {
+    fn a_line_at_the_limit_is_accepted_with_either_ending() {
         let mut lines = LineSplitter::new(4);
         lines.push(b"abcd\nabcd\r\nabc").unwrap();
         assert_eq!(all(&mut lines), ["abcd", "abcd",]);
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_before_one_that_is_too_long_are_kept_and_nothing_behind_it() {
+    fn lines_before_an_overlong_one_are_kept_and_everything_after_it_is_discarded() {
         let mut lines = LineSplitter::new(4);
         assert_eq!(lines.push(b"ok\nabcde\nlater\n"), Err(LineTooLong));
         assert_eq!(all(&mut lines), ["ok"]);
@@ -117,17 +117,17 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_grows_too_long_piece_by_piece_is_dropped_at_once() {
+    fn a_line_that_grows_beyond_the_limit_is_discarded_at_once() {
         let mut lines = LineSplitter::new(4);
         lines.push(b"abc").unwrap();
         lines.push(b"de").unwrap(); // The last byte could have been a carriage return.
         assert_eq!(lines.push(b"f"), Err(LineTooLong));
-        assert!(lines.partial.is_empty() && lines.partial.capacity() == 0, "nothing of it is kept");
+        assert!(lines.partial.is_empty() && lines.partial.capacity() == 0, "its memory is freed");
         assert_eq!(lines.finish(), None);
     }
 
     #[test]
-    fn an_unterminated_line_above_the_limit_is_not_offered() {
+    fn an_unterminated_line_above_the_limit_is_not_returned() {
         let mut lines = LineSplitter::new(4);
         lines.push(b"abcde").unwrap();
         assert_eq!(lines.finish(), None);

@@ -59,7 +59,7 @@ impl StderrLog {
         }
     }
 
-    /// Formats the last lines for an error message, without the first `seen` lines ever added. Empty if there are none.
+    /// Formats the last lines for an error message, but none of the first `seen` lines ever added. Empty if no other line was added.
     pub(crate) fn quote(&self, seen: u64) -> String {
         let kept = self.kept.lock();
         let new = usize::try_from(kept.total.saturating_sub(seen)).unwrap_or(usize::MAX);
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_costs_bounded_memory_and_the_last_lines_stay() {
+    fn the_log_keeps_the_last_lines_in_bounded_memory() {
         let log = StderrLog::default();
         for n in 0..5000 {
             log.add(format!("line {n}").as_bytes());
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn only_lines_of_this_life_are_quoted_and_nothing_moves_the_terminal() {
+    fn only_new_lines_are_quoted_and_control_characters_are_replaced() {
         let log = StderrLog::default();
         assert_eq!(log.quote(0), "");
         log.add(b"old");
