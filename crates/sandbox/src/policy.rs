@@ -4,6 +4,7 @@
 use std::{
     fs, io,
     io::Read as _,
+    os::unix::fs::OpenOptionsExt as _,
     path::{Component, Path, PathBuf},
 };
 
@@ -339,7 +340,9 @@ fn protect_git_dir(rules: &mut AccessRules, git: &Path) {
 /// The first line of a regular file.
 fn read_line(path: &Path) -> Option<String> {
     let mut text = String::new();
-    fs::File::open(path).ok()?.take(GIT_FILE_MAX).read_to_string(&mut text).ok()?;
+    // O_NONBLOCK: a sandboxed process may have put a FIFO there, and opening one waits for a writer.
+    let file = fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+    file.take(GIT_FILE_MAX).read_to_string(&mut text).ok()?;
     let is_file = fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file());
     is_file.then(|| text.lines().next().map(str::to_owned)).flatten()
 }
@@ -392,6 +395,20 @@ mod tests {
         assert!(rules.is_fresh());
         fs::remove_dir(base.join("w/.git")).expect("removed");
         assert!(!rules.is_fresh());
+    }
+
+    #[test]
+    fn a_fifo_named_commondir_does_not_block_the_evaluation() {
+        let (_dir, base) = base();
+        fs::create_dir_all(base.join("w")).expect("directory");
+        fs::create_dir_all(base.join("store")).expect("directory");
+        fs::write(base.join("w/.git"), "gitdir: ../store\n").expect("file");
+        let fifo = base.join("store/commondir");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).expect("FIFO");
+        let asked = policy(&[(PolicyPath::Path(base.join("w")), Access::Write)]);
+        let rules = asked.resolve(&PolicyScope::default()).expect("rules");
+        assert_eq!(rules.access(&base.join("w/.git")), Access::Read);
     }
 
     #[test]
