@@ -370,7 +370,10 @@ fn the_configuration_is_found_and_its_errors_are_reported() {
     let bearer = "[mcp_servers.s]\ncommand = 'x'\nbearer_token = 'secret'";
     for (config, said) in [
         (bearer, "server `s`: key `bearer_token`: a token must not be"),
-        ("[mcp_servers.s]\nurl = 'http://h/'\ntype = 'sse'", "server `s`: key `type`: the `sse` transport is not supported"),
+        (
+            "[mcp_servers.s]\nurl = 'http://h/'\ntype = 'sse'",
+            "server `s`: key `type`: the `sse` transport is not supported",
+        ),
         ("[mcp_servers", "is not TOML, line 1"),
     ] {
         std::fs::write(&other, config).expect("write");
