@@ -11,7 +11,7 @@ use clap::Parser;
 ///   echo {message, env_var?}    the message, the value of a variable [default: MCP_TEST_VALUE], and the _meta of the call
 ///   image {detail?}             a picture of one pixel, with codex/imageDetail
 ///   contents {}                 one item of every kind: text, image, audio, resource, link
-///   barrier {name?, parties?}   returns when so many calls [default: 2] are in; read_only_barrier is hinted as read-only
+///   barrier {name?, parties?}   returns when this number of calls [default: 2] has arrived; read_only_barrier is hinted as read-only
 ///   sleep {ms, steps?}          with progress in steps; ends unanswered when it is cancelled
 ///   elicit {message?, schema?}  asks the user, and returns the answer
 ///   crash {code?}               exits without an answer
@@ -19,8 +19,8 @@ use clap::Parser;
 ///   error {code?, message?}     an error of the protocol
 ///   cwd {}, env {}, pid {}      what the process has
 ///   spawn {}                    starts a `sleep 1000`, and returns its pid
-///   large {bytes}               so many letters
-///   stats {}                    what was called and cancelled so far
+///   large {bytes}               this number of letters
+///   stats {}                    the calls and cancellations until now
 ///   add_tool {}                 one tool more, with tools/list_changed
 ///
 /// Over HTTP, POST /control with {"status": CODE, "count": N, "method": METHOD?} lets the next N requests fail so, and
@@ -40,7 +40,7 @@ pub(crate) struct Flags {
     /// Announce the experimental capability codex/sandbox-state-meta.
     #[arg(long)]
     pub(crate) sandbox_state_meta: bool,
-    /// Answer initialize with this version, whatever was asked for.
+    /// Answer initialize with this version and ignore the one that the client requested.
     #[arg(long)]
     pub(crate) protocol: Option<String>,
     /// Print this on standard error at the start.

@@ -235,7 +235,7 @@ fn arguments_are_read_from_standard_input_too_and_must_be_an_object() {
     };
     assert_eq!(from_stdin("{\"message\":\n \"piped\"}\n"), (Some(0), "ECHOING: piped\n".to_owned(), String::new()));
     let starts = user.noted("s", "event", "start");
-    for (input, said) in [("[1]", "this is another type"), ("{", "EOF"), ("", "EOF")] {
+    for (input, said) in [("[1]", "this is JSON of another type"), ("{", "EOF"), ("", "EOF")] {
         let (code, stdout, stderr) = from_stdin(input);
         assert_eq!((code, stdout.as_str()), (Some(2), ""), "{input}");
         assert!(stderr.contains("must be a JSON object") && stderr.contains(said), "{stderr}");

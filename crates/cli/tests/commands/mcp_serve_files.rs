@@ -97,7 +97,7 @@ fn concurrent_edits_of_several_sessions_are_all_in_the_file() {
                     // Concurrent edits may win so often that the tool gives up; then it has changed nothing.
                     let mut result = mcp.call("edit_file", edit.clone());
                     while result["isError"] == true {
-                        assert!(text_of(&result).contains("changed by another writer"), "{result}");
+                        assert!(text_of(&result).contains("another writer keeps changing"), "{result}");
                         result = mcp.call("edit_file", edit.clone());
                     }
                 }

@@ -235,7 +235,7 @@ fn all_connections_together_hold_no_more_than_the_budget_and_small_requests_pass
     let ended: Vec<_> = begun.into_iter().map(|thread| thread.join().expect("it ends")).collect();
     let whole = ended.iter().filter(|(_, sent)| *sent == 64).count();
     assert!(whole >= 1, "not everybody is sent away");
-    assert!(server.stderr().contains("incoming messages"), "{}", server.stderr());
+    assert!(server.stderr().contains("received messages exceed the memory budget"), "{}", server.stderr());
     drop(ended);
     wait_for("the memory back", || server.memory() < before + 64 * MIB);
     // A message of the maximum size is accepted when there is room.

@@ -183,7 +183,10 @@ async fn what_cannot_be_reached_comes_with_a_hint() {
     for (url, words) in [
         (format!("ws://{address}/?token={SECRET}"), ["connection refused", "is the server running"]),
         (format!("wss://{address}/?token={SECRET}"), ["connection refused", "is the server running"]),
-        (format!("unix://{}?token={SECRET}", dead.display()), ["nobody listens", "is the server running"]),
+        (
+            format!("unix://{}?token={SECRET}", dead.display()),
+            ["nothing is listening on this socket", "is the server running"],
+        ),
         (format!("unix://{}/none?token={SECRET}", dir.path().display()), ["no socket", "is the server running"]),
     ] {
         let error = within(Dialer::new(url.parse().unwrap()).connect()).await.unwrap_err();
