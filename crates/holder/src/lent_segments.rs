@@ -34,7 +34,7 @@ impl LentSegments {
     pub(crate) fn dispose(&mut self, pool: &mut SegmentPool, segment: Segment) -> Option<u64> {
         let id = segment.id();
         if self.unreturned.remove(&id) {
-            // Dropping `segment` frees it. The current controller must be told if the segment was announced to it too.
+            // Dropping `segment` frees it. If the segment was also announced to the current controller, return its id.
             return self.lent.remove(&id).then_some(id);
         }
         if !self.lent.contains(&id) {
