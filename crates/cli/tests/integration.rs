@@ -6,5 +6,6 @@
 
 mod commands;
 mod mcp;
+mod prelude;
 mod promises;
 mod wire;

@@ -5,16 +5,11 @@
 
 #![expect(unsafe_code, reason = "fork and execve are what is measured")]
 
-use std::{
-    ffi::CString,
-    io::{self, Write as _},
-    os::fd::{AsRawFd as _, OwnedFd},
-    ptr,
-    time::Instant,
-};
+use std::{ffi::CString, io, os::fd::AsRawFd as _, ptr};
 
-use anyhow::{Context, Result, bail};
 use rustix::pty::OpenptFlags;
+
+use crate::prelude::*;
 
 /// Answers each line `pipe N` or `tty N` with one line of N times in nanoseconds, and `rate N K` with the total time of N spawns, K at
 /// once.

@@ -4,14 +4,11 @@
 //! the wire protocol.
 
 use std::{
-    io::{BufRead as _, BufReader, Write as _},
-    os::fd::{AsFd, OwnedFd},
-    process::{ChildStdin, ChildStdout, Command, Stdio},
-    time::Instant,
+    io::{BufRead as _, BufReader},
+    os::fd::AsFd,
+    process::{ChildStdin, ChildStdout},
 };
 
-use anyhow::{Context, Result, bail, ensure};
-use exec_server_harness::{environment::OwnedChild, records};
 use rustix::{
     event::{PollFd, PollFlags},
     io::Errno,
@@ -20,7 +17,9 @@ use rustix::{
     thread::CpuSet,
 };
 
-use super::{BenchSetting, lean_connection};
+use super::lean_connection;
+use crate::prelude::*;
+use exec_server_harness::{environment::OwnedChild, records};
 
 /// Buffer size of a plain reader.
 const READ: usize = 64 << 10;

@@ -2,7 +2,8 @@
 //!
 //! Defines sizes and colours. All colours are mid-tones without a background, so that they are readable on light and dark pages.
 
-use super::table::{Bar, BarOwner, Bars, short};
+use super::table::{Bar, short};
+use crate::prelude::*;
 
 const WIDTH: f64 = 760.0;
 /// Where the bars begin, and the length of the longest; the rest of the width is for its value.

@@ -1,24 +1,12 @@
 //! The speed of copying files: a large one compared with `cat`, a tree of many small ones compared with `scp -r`, each to and from a
 //! server.
 
-use std::{
-    ffi::OsStr,
-    fs,
-    path::Path,
-    process::{Command, Stdio},
-    time::Instant,
-};
+use std::{ffi::OsStr, path::Path};
 
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
 use exec_server_harness::{
     Random,
     file_tree::{self, TreePlan},
-    server::Setup,
-};
-
-use super::{
-    BenchSetting,
-    table::{BenchLane, Contest, FigureValues, Pair, Report, Row},
 };
 
 pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {

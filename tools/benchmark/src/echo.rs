@@ -1,26 +1,16 @@
 //! The latency of a byte through `cat` on a pipe and on a terminal: back to back, after pauses, and beside a process that floods. Compared
 //! with a WebSocket echo, a bare terminal and OpenSSH.
 
-use std::{
-    process::Command,
-    thread,
-    time::{Duration, Instant},
-};
-
-use anyhow::{Context, Result, bail, ensure};
+use std::thread;
 
 use super::{
-    BenchSetting,
     baselines::{EchoProgram, EchoServer, OneProcessor, TerminalProgram},
     hop_chain::{ChainEnd, RelayChain},
-    lean_client::{BenchSession, SessionMessage},
-    lean_connection::BenchConnection,
-    message::{MessageFormat, StartRequest},
     roundtrip,
-    servers::{BenchServers, ConnectionKind, Transport},
-    ssh::Ssh,
-    table::{BarOwner, Bars, BenchLane, Contest, FigureValues, Pair, Report, Row, quantile},
+    servers::{ConnectionKind, Transport},
+    table::quantile,
 };
+use crate::prelude::*;
 
 /// A request to write one byte, as long as ours.
 const WRITE: &str =

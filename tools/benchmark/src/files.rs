@@ -3,28 +3,11 @@
 //!
 //! A file of up to 1 MiB is sent in one request, a larger one in blocks, with several in flight. The first round compares every byte.
 
-use std::{
-    fs,
-    io::Write as _,
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-    time::{Duration, Instant},
-};
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use super::{baselines, memory};
+use crate::prelude::*;
 use exec_server_harness::{Random, file_tree};
-use serde_json::{Value, json};
-
-use super::{
-    BenchSetting, baselines,
-    lean_client::{BenchSession, SessionMessage},
-    lean_connection::BenchConnection,
-    memory,
-    message::MessageFormat,
-    servers::BenchServers,
-    ssh::Ssh,
-    table::{BarOwner, Bars, BenchLane, Contest, FigureValues, Pair, Report, Row},
-};
 
 /// The largest file that is sent in one request.
 const WHOLE: usize = 1 << 20;

@@ -2,18 +2,8 @@
 //!
 //! Each round uses a new server, which is filled step by step: 1, 10, 100, 1000.
 
-use anyhow::{Context, Result};
-
-use super::{
-    BenchSetting, TRUE,
-    lean_client::BenchSession,
-    memory,
-    message::StartRequest,
-    roundtrip,
-    servers::BenchServers,
-    spawn,
-    table::{Report, Row, median, micros, short},
-};
+use super::{TRUE, memory, roundtrip, spawn, table::short};
+use crate::prelude::*;
 
 /// Number of requests and starts whose median is taken at each step.
 const REQUESTS: u32 = 200;

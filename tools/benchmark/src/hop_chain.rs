@@ -8,18 +8,18 @@
 
 use std::{
     net::{TcpListener, TcpStream},
-    os::fd::{AsFd, OwnedFd},
-    process::{Child, Command, Stdio},
+    os::fd::AsFd,
+    process::Child,
 };
 
-use anyhow::{Context, Result};
-use exec_server_harness::records;
 use rustix::{
     event::epoll,
     net::{AddressFamily, SocketFlags, SocketType},
 };
 
 use super::baselines::{self, TerminalProgram};
+use crate::prelude::*;
+use exec_server_harness::records;
 
 /// Comes back before the echo: the byte was written to `cat`.
 const ACCEPTED: u8 = 0x06;

@@ -3,13 +3,11 @@
 //! Tracks the processes it started. In every measurement it checks each event's number, each output's offset and the total at the end.
 //! Acknowledges a quarter of the window at a time.
 
-use anyhow::{Context, Result, bail, ensure};
-use serde_json::{Value, json};
-
 use super::{
-    lean_connection::{BenchConnection, MessageKind},
-    message::{self, ATTACHED, BorrowedEnvelope, INPUT, MessageFormat, OUTPUT, OUTPUT_HEAD, StartRequest},
+    lean_connection::MessageKind,
+    message::{self, ATTACHED, BorrowedEnvelope, INPUT, OUTPUT, OUTPUT_HEAD},
 };
+use crate::prelude::*;
 
 /// An incoming message.
 #[derive(Clone, Copy, Debug)]

@@ -7,19 +7,16 @@
 use std::{
     net::TcpStream,
     ops::Range,
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::net::UnixStream,
-    },
+    os::{fd::AsFd, unix::net::UnixStream},
     process::{ChildStdin, ChildStdout},
-    time::Duration,
 };
 
-use anyhow::{Context, Result, bail, ensure};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     io::Errno,
 };
+
+use crate::prelude::*;
 
 /// The size of one read. A larger message grows the buffer.
 pub(super) const BUFFER: usize = 256 << 10;

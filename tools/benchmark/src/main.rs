@@ -19,6 +19,7 @@ mod lean_connection;
 mod mcp_calls;
 mod memory;
 mod message;
+mod prelude;
 mod program;
 mod results;
 mod roundtrip;

@@ -1,17 +1,9 @@
 //! The cost of an MCP tool call through `mcp bridge` and an executor on loopback, compared with the same server on its own standard
 //! streams.
 
-use std::{process::Command, time::Duration};
-
-use anyhow::{Result, ensure};
-use exec_server_harness::{mcp_client::McpClient, server::Setup};
+use crate::prelude::*;
+use exec_server_harness::mcp_client::McpClient;
 use exec_server_workspace::packages;
-use serde_json::json;
-
-use super::{
-    BenchSetting,
-    table::{BenchLane, Contest, Pair, Report, median, micros},
-};
 
 pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
     let (rounds, batch) = setting.pick((5, 20), (21, 50));

@@ -5,21 +5,10 @@
 use std::{
     sync::atomic::{AtomicBool, Ordering},
     thread,
-    time::Duration,
 };
 
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::server::Setup;
-
-use super::{
-    BenchSetting, TRUE,
-    baselines::HEAD,
-    lean_client::{BenchSession, SessionMessage},
-    lean_connection::BenchConnection,
-    message::{MessageFormat, StartRequest},
-    servers::BenchServers,
-    table::{Report, Row},
-};
+use super::{TRUE, baselines::HEAD};
+use crate::prelude::*;
 
 /// Numbers of idle processes and idle sessions that are measured together.
 const PROCESSES: usize = 200;

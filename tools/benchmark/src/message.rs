@@ -2,11 +2,10 @@
 //!
 //! Written from PROTOCOL.md. Borrows from the message and copies nothing; `lean_client.rs` interprets the result.
 
-use anyhow::{Context, Result};
 use serde::Deserialize;
-use serde_json::{Value, value::RawValue};
+use serde_json::value::RawValue;
 
-use super::lean_client::SessionMessage;
+use crate::prelude::*;
 
 /// First byte of a message with attached bytes, with output, and with input.
 pub(super) const ATTACHED: u8 = 0x80;

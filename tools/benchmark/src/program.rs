@@ -1,19 +1,8 @@
 //! The program itself: its startup time and its file size.
 
-use std::{
-    fs,
-    process::Command,
-    time::{Duration, Instant},
-};
-
-use anyhow::{Context, Result};
-use exec_server_harness::server::Setup;
+use super::{TRUE, baselines, table::short};
+use crate::prelude::*;
 use exec_server_workspace::cargo;
-
-use super::{
-    BenchSetting, TRUE, baselines,
-    table::{Report, Row, median, short},
-};
 
 /// How long a server may take to end.
 const PATIENCE: Duration = Duration::from_secs(10);

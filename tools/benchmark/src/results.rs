@@ -2,16 +2,12 @@
 //!
 //! Groups that were not measured in this run keep their old results, so that one group can be measured again alone.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
-use super::{
-    GROUPS, chart,
-    table::{Bars, Report, Row},
-};
+use super::{GROUPS, chart};
+use crate::prelude::*;
 
 /// The page with the table, below the root of the repository.
 const PAGE: &str = "docs/reference/benchmarks.md";

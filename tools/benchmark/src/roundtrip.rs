@@ -2,19 +2,13 @@
 //!
 //! All lanes send and read with the same few lines of code, so the client's cost is in both sides of a ratio.
 
-use std::time::Instant;
-
-use anyhow::{Context, Result, ensure};
-
 use super::{
-    BenchSetting,
     baselines::{EchoServer, OneProcessor},
-    lean_client::BenchSession,
-    lean_connection::{BenchConnection, MessageKind},
-    message::MessageFormat,
-    servers::{BenchServers, ConnectionKind, Transport},
-    table::{BarOwner, Bars, BenchLane, Contest, Pair, Report, micros, quantile},
+    lean_connection::MessageKind,
+    servers::{ConnectionKind, Transport},
+    table::quantile,
 };
+use crate::prelude::*;
 
 /// Requests in flight at once in the pipelined measurement.
 const IN_FLIGHT: u32 = 32;

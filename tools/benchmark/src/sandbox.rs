@@ -1,18 +1,7 @@
 //! The cost of a sandbox: reading a small file and spawning a process, each with and without a sandbox, alternating on one server.
 
-use std::fs;
-
-use anyhow::Result;
-use serde_json::{Value, json};
-
-use super::{
-    BenchSetting, TRUE,
-    lean_client::BenchSession,
-    message::StartRequest,
-    servers::BenchServers,
-    spawn,
-    table::{BenchLane, Contest, Pair, Report, median, micros},
-};
+use super::{TRUE, spawn};
+use crate::prelude::*;
 
 /// Size of the file that is read.
 const SMALL: usize = 4 << 10;

@@ -2,15 +2,10 @@
 //!
 //! Starts and stops the servers of a group. All their processes must have ended with their sessions.
 
-use std::{process::Child, time::Duration};
+use std::process::Child;
 
-use anyhow::{Context, Result};
-use exec_server_harness::{
-    environment::wait_child,
-    server::{Server, Setup},
-};
-
-use super::{BenchSetting, lean_client::BenchSession, lean_connection::BenchConnection, message::MessageFormat};
+use crate::prelude::*;
+use exec_server_harness::{environment::wait_child, server::Server};
 
 /// The transport of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

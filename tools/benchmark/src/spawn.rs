@@ -1,23 +1,12 @@
 //! The cost of a start: `process/start` of `true` until `process/closed`, compared with a bare fork, exec and wait; alone, many at once,
 //! and on a server that holds a gibibyte of output.
 
-use std::{
-    process::Command,
-    time::{Duration, Instant},
-};
-
-use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
-
 use super::{
-    BenchSetting, TRUE,
+    TRUE,
     baselines::{self, BareSpawner, HEAD},
-    lean_client::{BenchSession, SessionMessage},
-    message::StartRequest,
-    servers::BenchServers,
-    ssh::Ssh,
-    table::{BarOwner, Bars, BenchLane, Contest, FigureValues, Pair, Report, Row, quantile},
+    table::quantile,
 };
+use crate::prelude::*;
 
 /// Outputs that are kept to make the server heavy: 64 times the memory cap of a process is 1 GiB.
 const HEAVY_PROCESSES: usize = 64;

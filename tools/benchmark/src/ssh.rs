@@ -2,13 +2,9 @@
 //!
 //! Keeps the shared connection. The output of `ssh` is read like all other output, from a pipe into one buffer.
 
-use std::{
-    path::PathBuf,
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use crate::prelude::*;
 use exec_server_harness::{
     environment::{OwnedChild, try_until},
     remote_host::RemoteHost,

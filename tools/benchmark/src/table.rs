@@ -2,10 +2,9 @@
 //!
 //! Lanes take turns round by round. A ratio compares two lanes of the same round. A target is met if the median of the ratios meets it.
 
-use std::time::Instant;
-
-use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
+
+use crate::prelude::*;
 
 /// The figures that a lane measured in one round, in its own order.
 pub(super) type FigureValues = Vec<f64>;

@@ -1,19 +1,11 @@
 //! The speed of output to a fast reader: of one process and of eight, over every transport, and through a terminal. Compared with a raw
 //! pipe, a bare terminal and OpenSSH.
 
-use std::time::Instant;
-
-use anyhow::{Result, bail, ensure};
-
 use super::{
-    BenchSetting,
     baselines::{self, HEAD, TerminalProgram},
-    lean_client::{BenchSession, SessionMessage},
-    message::{MessageFormat, StartRequest},
-    servers::{BenchServers, ConnectionKind, Transport},
-    ssh::Ssh,
-    table::{BarOwner, Bars, BenchLane, Contest, Pair, Report, Row},
+    servers::{ConnectionKind, Transport},
 };
+use crate::prelude::*;
 
 const KINDS: [ConnectionKind; 6] = [
     ConnectionKind { transport: Transport::Unix, format: MessageFormat::Binary },

@@ -2,21 +2,12 @@
 //!
 //! Each request gets one answer, the MCP server receives each call once, and neither the server nor its client ever sees EOF.
 
-use std::{thread, time::Duration};
-
-use anyhow::{Context, Result, ensure};
-use exec_server_chaos::Proxy;
-use exec_server_harness::{
-    Random,
-    server::{self, Server, Setup},
-};
-
 use super::{
-    FaultSetting, Figures, descendants,
     lanes::{self, Lanes},
     mcp_echo::BridgeConversation,
-    parallel_runs,
 };
+use crate::prelude::*;
+use exec_server_harness::server;
 /// Log segments that may remain at the end. Each one holds an fd until the client acknowledges its contents, which the client does not do
 /// after every answer.
 const SEGMENTS: u64 = 4;

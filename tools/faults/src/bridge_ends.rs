@@ -4,28 +4,13 @@
 //! Half of the servers end at EOF; the others ignore it. Each has started a daemon that leads its own session and ignores all signals that
 //! can be ignored. Processes and fds of the server are counted before and after.
 
-use std::{
-    io::{BufRead as _, BufReader},
-    process::Stdio,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
-    time::{Duration, Instant},
-};
+use std::{io::BufReader, sync::Arc};
 
-use anyhow::{Context, Result, ensure};
-use exec_server_chaos::{Event, Plan, Proxy};
-use exec_server_harness::{
-    environment::OwnedChild,
-    records,
-    server::{self, Setup},
-};
-use exec_server_workspace::processes;
 use rustix::process::Signal;
 
-use super::{FaultSetting, Figures, descendants, mcp_echo, parallel_runs};
+use super::mcp_echo;
+use crate::prelude::*;
+use exec_server_harness::{environment::OwnedChild, server};
 
 /// Concurrent bridges.
 const AT_ONCE: u64 = 25;

@@ -1,20 +1,13 @@
 //! Small programs that the fault runs start as children, as hidden modes of this program, and the blocks that they write to stdin.
 
-use std::{
-    collections::HashMap,
-    io::{self, BufRead as _},
-};
+use std::io;
 
-use anyhow::{Context, Result, bail, ensure};
-use base64::{Engine as _, engine::general_purpose::STANDARD};
+use super::{killed_run, mcp_echo};
+use crate::prelude::*;
 use exec_server_harness::{
     records::{exit_code, write_raw, write_records},
     relay,
-    wire::{ServerAddress, ServerMessage, WireClient, hello},
 };
-use serde_json::json;
-
-use super::{killed_run, mcp_echo};
 
 /// A hidden mode.
 #[derive(clap::Subcommand)]

@@ -4,22 +4,11 @@
 //! back at their old level.
 
 use std::{
-    io::{Read as _, Write as _},
+    io::Write as _,
     net::{SocketAddr, TcpStream},
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
-    thread,
-    time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::{environment::wait_until, server::Setup, wire::WireClient};
-
-use super::{
-    FaultSetting, Figures,
-    figures::{self, percentile},
-    resource_level::ResourceLevel,
-    slow_reader::Neighbour,
-};
+use crate::prelude::*;
 
 const SOCKETS: usize = 500;
 

@@ -3,23 +3,11 @@
 //! After every kill, each file under its final name is complete. When a run completes, the copy equals the original in everything that `cp`
 //! keeps, and nothing else is left beside it.
 
-use std::{
-    fs,
-    path::Path,
-    process::{Command, Stdio},
-    thread,
-    time::{Duration, Instant},
-};
-
-use anyhow::{Context, Result, bail, ensure};
+use crate::prelude::*;
 use exec_server_harness::{
-    Random,
     environment::success_of,
     file_tree::{self, TreePlan},
-    server::Setup,
 };
-
-use super::{FaultSetting, Figures, parallel_runs};
 
 /// Longer than any copy may take.
 const PATIENCE: Duration = Duration::from_secs(600);

@@ -5,29 +5,13 @@
 //! broken, and unaffected neighbours. Neither the server nor `exec-server run`, which gets damaged answers, may hang or panic.
 
 use std::{
-    collections::BTreeMap,
-    io::{Read as _, Write as _},
+    io::Write as _,
     net::{Shutdown, SocketAddr, TcpStream},
-    process::Stdio,
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    thread,
-    time::{Duration, Instant},
+    sync::Mutex,
 };
 
-use anyhow::{Context, Result, bail, ensure};
-use exec_server_chaos::{Event, Plan, Proxy};
-use exec_server_harness::{
-    Random,
-    environment::wait_child,
-    server::Setup,
-    wire::{self, ServerAddress},
-};
-use serde_json::{Value, json};
-
-use super::{FaultSetting, Figures, parallel_runs, slow_reader::Neighbour};
+use crate::prelude::*;
+use exec_server_harness::environment::wait_child;
 
 /// Concurrent damaged connections.
 const AT_ONCE: u64 = 8;

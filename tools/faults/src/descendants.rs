@@ -1,14 +1,9 @@
 //! Helpers for runs about descendants: programs that leave their session and their parents, ignore all signals that can be ignored, and are
 //! identified by a unique number in their arguments; and checks for what is left of them.
 
-use std::{
-    fs, thread,
-    time::{Duration, Instant},
-};
+use anyhow::Context as _;
 
-use anyhow::{Context as _, Result, ensure};
-use exec_server_harness::environment::wait_until;
-use exec_server_workspace::processes;
+use crate::prelude::*;
 
 /// A unique number for one lot of daemons: a duration for `sleep` that no other process uses.
 pub(super) fn mark(lot: u64) -> String {

@@ -4,19 +4,7 @@
 //! Shared by F8, F9 and F10. It computes what a producer writes at each offset, and relies on no number of the server except the size of a
 //! gap.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
-
-use anyhow::{Context, Result, bail, ensure};
-use exec_server_harness::{
-    records::{self, RECORD},
-    wire::{self, ServerAddress, ServerMessage, WireClient, hello},
-};
-use serde_json::{Value, json};
-
-use super::producer_load::is_lost;
+use crate::prelude::*;
 
 /// A producer is acknowledged after this many bytes.
 const ACK_EVERY: u64 = 256 << 10;

@@ -3,24 +3,9 @@
 //! The disk must stay within the quota and memory within its limit. A client that reconnects must find every remaining byte at its place:
 //! the output is a function of the offset, so a gap that is wrong by one byte is detected.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
-
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::{
-    environment::try_until,
-    server::{self, Setup},
-    wire::{ServerAddress, WireClient},
-};
-use serde_json::json;
-
-use super::{
-    FaultSetting, Figures,
-    detached_producer::{self, Flood},
-    resource_level::ResourceLevel,
-};
+use super::detached_producer::{self, Flood};
+use crate::prelude::*;
+use exec_server_harness::server;
 
 const FLOODS: u64 = 10;
 

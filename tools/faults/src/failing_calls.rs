@@ -3,28 +3,14 @@
 //!
 //! Short writes cannot be injected this way: F19 splits every write of a segment, and F9 fills the disk during a write.
 
-use std::{
-    collections::HashMap,
-    fs,
-    io::{BufRead as _, BufReader},
-    path::{Path, PathBuf},
-    process::{ChildStderr, Command, Stdio},
-    time::Duration,
-};
+use std::{io::BufReader, process::ChildStderr};
 
-use anyhow::{Context, Result, bail, ensure};
-use exec_server_harness::{
-    environment::{OwnedChild, try_until},
-    server::Setup,
-    wire::WireClient,
-};
-use exec_server_workspace::{packages, processes::kill};
 use rustix::process::Signal;
 
-use super::{
-    FaultSetting, Figures,
-    detached_producer::{self, Flood, OverflowPolicy},
-};
+use super::detached_producer::{self, Flood, OverflowPolicy};
+use crate::prelude::*;
+use exec_server_harness::environment::OwnedChild;
+use exec_server_workspace::{packages, processes::kill};
 
 /// Bytes of each flood: 3 MiB in memory and six segments on disk.
 const FLOOD_BYTES: u64 = 9 << 20;

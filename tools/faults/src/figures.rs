@@ -5,7 +5,7 @@
 
 use std::fmt::{self, Display};
 
-use anyhow::{Result, ensure};
+use crate::prelude::*;
 
 /// The figures that every line begins with.
 const FIRST: [&str; 4] = ["injected", "survived", "bytes", "worst_ms"];

@@ -4,24 +4,7 @@
 //! `process/terminate`, and the server answers other clients throughout. If the kernel refuses a fork of the holder itself, the start gets
 //! `resourcesExhausted`, and the next start works.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    time::{Duration, Instant},
-};
-
-use anyhow::{Context, Result, bail, ensure};
-use exec_server_harness::{
-    server::Setup,
-    wire::{self, CallError, WireClient},
-};
-use serde_json::json;
-
-use super::{
-    FaultSetting, Figures,
-    figures::{self, percentile},
-    resource_level::ResourceLevel,
-};
+use crate::prelude::*;
 
 /// Process limit of one command.
 const LIMIT: u64 = 200;

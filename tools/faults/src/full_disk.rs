@@ -4,24 +4,8 @@
 //! reported as such. A neighbour works all the time. When space is freed, spilling continues by itself, and then every byte is read back.
 //! One flood in four drops its oldest output, and the missing bytes are counted exactly.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
-
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::{
-    environment::try_until,
-    server::Setup,
-    wire::{ServerAddress, WireClient},
-};
-
-use super::{
-    FaultSetting, Figures,
-    detached_producer::{self, Flood, OverflowPolicy},
-    resource_level::ResourceLevel,
-};
+use super::detached_producer::{self, Flood, OverflowPolicy};
+use crate::prelude::*;
 
 /// Size of the disk.
 const DISK_BYTES: u64 = 16 << 20;

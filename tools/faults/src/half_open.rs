@@ -4,26 +4,12 @@
 //! namespace goes down; nothing is acknowledged, so the server must notice by itself. In both cases the session goes to the client that
 //! reconnects: at once with `takeover`, after an unanswered ping without it.
 
-use std::{
-    process::Command,
-    thread,
-    time::{Duration, Instant},
-};
-
-use anyhow::{Context, Result, ensure};
-use exec_server_chaos::{Plan, Proxy, Way};
-use exec_server_harness::{
-    Random,
-    environment::wait_until,
-    records::RECORD,
-    server::Setup,
-    wire::{ServerAddress, WireClient, hello},
-};
-use exec_server_workspace::packages;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use serde_json::json;
 
-use super::{FaultSetting, Figures, figures, producer_reader::ProducerReader};
+use super::producer_reader::ProducerReader;
+use crate::prelude::*;
+use exec_server_chaos::Way;
+use exec_server_workspace::packages;
 
 /// Concurrent half-open sessions.
 const AT_ONCE: u64 = 10;

@@ -3,16 +3,8 @@
 //! With control groups none is left after its process was terminated; without, none is left after the session has ended. There is no
 //! zombie, and the number of fds is the same as before.
 
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::{
-    server::{self, Setup},
-    wire::{ServerMessage, WireClient},
-};
-use serde_json::json;
-
-use super::{FaultSetting, Figures, descendants};
+use crate::prelude::*;
+use exec_server_harness::server;
 
 /// Processes that start the daemons.
 const MAKERS: u64 = 10;

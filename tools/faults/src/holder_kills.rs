@@ -3,22 +3,8 @@
 //! All descendants of its processes, including daemons, are gone within a second, and the client is informed within a second. Output on
 //! disk can be read, in order and without a hole. No orphan, fd or control group is left.
 
-use std::{
-    fs,
-    path::Path,
-    time::{Duration, Instant},
-};
-
-use anyhow::{Context, Result, bail, ensure};
-use exec_server_harness::{
-    environment::wait_until,
-    records::{RECORD, Records},
-    server::{self, Server, Setup},
-    wire::{CallError, OutputChunk, ServerMessage, WireClient, hello},
-};
-use exec_server_workspace::processes;
-
-use super::{FaultSetting, Figures, descendants, figures};
+use crate::prelude::*;
+use exec_server_harness::{server, wire::OutputChunk};
 
 const SECOND: Duration = Duration::from_secs(1);
 

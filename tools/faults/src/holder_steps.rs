@@ -3,10 +3,8 @@
 //! An example program of the holder's crate implements the steps and the check. It is built with the feature `failpoints`, which no other
 //! build has. This module starts it and parses its last line.
 
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
 use exec_server_workspace::cargo;
-
-use super::{FaultSetting, Figures};
 
 pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let seeds = setting.pick(1, 20, 1000);

@@ -2,25 +2,10 @@
 //!
 //! The program writes half of its records, waits for a file, and writes the rest, so that it still runs when the commands look for it.
 
-use std::{
-    fs,
-    io::Read as _,
-    path::Path,
-    process::{Child, Command, Output, Stdio},
-    thread,
-    time::Duration,
-};
+use std::process::{Child, Output};
 
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::{
-    Random,
-    environment::{describe, finish, wait_until},
-    records::{self, RECORD, Records},
-    server::Setup,
-};
-use serde_json::Value;
-
-use super::{FaultSetting, Figures, parallel_runs};
+use crate::prelude::*;
+use exec_server_harness::environment::{describe, finish};
 
 /// Longer than any of the commands may take.
 const PATIENCE: Duration = Duration::from_secs(30);

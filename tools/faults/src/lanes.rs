@@ -2,15 +2,9 @@
 //!
 //! The nemesis decides when the lanes end, and a lane that fails ends all.
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    thread,
-    time::{Duration, Instant},
-};
-
-use anyhow::Result;
-use exec_server_chaos::{Event, Plan, Proxy, Way};
-use exec_server_harness::{Random, relay::RelayWatch};
+use crate::prelude::*;
+use exec_server_chaos::Way;
+use exec_server_harness::relay::RelayWatch;
 
 /// Time limit of a nemesis; one that takes longer is stuck.
 const LONGEST: Duration = Duration::from_secs(45 * 60);

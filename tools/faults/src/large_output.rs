@@ -1,21 +1,7 @@
 //! D1 to D4: large output arrives complete and in order, however the client reads, while the server's memory stays flat.
 
-use std::{
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
-    thread,
-    time::{Duration, Instant},
-};
-
-use anyhow::{Context, Result, ensure};
-use base64::{Engine as _, engine::general_purpose::STANDARD};
-use exec_server_harness::{
-    records::{self, RECORD, Records},
-    server::Setup,
-    wire::{ServerAddress, WireClient, hello},
-};
-use serde_json::json;
-
-use super::{FaultSetting, Figures, producer_reader::ProducerReader};
+use super::producer_reader::ProducerReader;
+use crate::prelude::*;
 
 /// How much server, spawner and holders together may grow.
 const GROWTH_KIB: u64 = 32 << 10;

@@ -1,15 +1,7 @@
 //! F1: the link is cut repeatedly under load; the client resumes and checks every record.
 
-use std::time::Instant;
-
-use anyhow::{Result, ensure};
-use exec_server_chaos::{Event, Plan, Proxy};
-use exec_server_harness::{Random, server::Setup};
-
-use super::{
-    FaultScale, FaultSetting, Figures, ensure_p99,
-    producer_load::{ProducerLoad, is_lost, millis},
-};
+use super::{FaultScale, ensure_p99, producer_load::millis};
+use crate::prelude::*;
 
 /// Concurrent producers.
 const LANES: usize = 8;

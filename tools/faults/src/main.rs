@@ -31,6 +31,7 @@ mod mcp_echo;
 mod no_descriptors;
 mod parallel_runs;
 mod pid_wraparound;
+mod prelude;
 mod producer_load;
 mod producer_reader;
 mod resource_level;

@@ -4,19 +4,12 @@
 //! is detected on the far side. Its answers come late and in any order. This module does not depend on links, servers and their faults.
 
 use std::{
-    collections::{HashMap, HashSet},
-    io::{self, BufRead as _, Write as _},
-    path::Path,
-    process::Command,
-    thread,
-    time::{Duration, Instant},
+    collections::HashSet,
+    io::{self, Write as _},
 };
 
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::{Random, mcp_client::McpClient, records};
-use serde_json::{Value, json};
-
-use super::parallel_runs;
+use crate::prelude::*;
+use exec_server_harness::mcp_client::McpClient;
 
 /// Maximum number of unanswered calls.
 const OPEN: usize = 8;

@@ -2,19 +2,10 @@
 //!
 //! The server must not exit or spin, must answer connected clients, and must be healthy again within a second after the others have gone.
 
-use std::{
-    net::TcpStream,
-    thread,
-    time::{Duration, Instant},
-};
+use std::net::TcpStream;
 
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::{
-    server::{self, Setup},
-    wire::{self, CallError, ServerAddress, WireClient},
-};
-
-use super::{FaultSetting, Figures, resource_level::ResourceLevel, slow_reader::Neighbour};
+use crate::prelude::*;
+use exec_server_harness::server;
 
 const DESCRIPTORS: u64 = 64;
 const CONNECTS: usize = 200;

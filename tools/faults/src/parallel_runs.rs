@@ -2,19 +2,9 @@
 //!
 //! `relay` knows what a run transfers and checks it.
 
-use std::{path::Path, process::Command, time::Duration};
-
-use anyhow::{Result, ensure};
-use exec_server_harness::{
-    Random,
-    environment::try_until,
-    records::RECORD,
-    relay::{self, RelayJob, RelayTally},
-    server::{Server, Setup},
-    wire::WireClient,
-};
-
 use super::lanes::Lanes;
+use crate::prelude::*;
+use exec_server_harness::relay::{self, RelayJob, RelayTally};
 
 /// Bytes transferred by a run: mostly within this range, so that faults also hit starts and ends.
 const RUN_BYTES: std::ops::Range<u64> = 64 << 10..6 << 20;

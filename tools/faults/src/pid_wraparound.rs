@@ -5,14 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::{
-    server::Setup,
-    wire::{self, WireClient},
-};
-use serde_json::{Value, json};
-
-use super::{FaultSetting, Figures};
+use crate::prelude::*;
 
 /// Number of pids in the namespace. The kernel requires more than 300, and after the first round hands out only those above.
 const NUMBERS: usize = 420;

@@ -4,20 +4,10 @@
 //! each exit code and each pid. The server's sequence numbers are used only to drop what a resume repeats. The runs themselves connect, cut
 //! and kill.
 
-use std::{
-    collections::HashMap,
-    thread,
-    time::{Duration, Instant},
-};
+use anyhow::{Error, anyhow};
 
-use anyhow::{Context, Error, Result, anyhow, bail, ensure};
-use exec_server_harness::{
-    Random,
-    records::{self, RECORD, Records},
-    server::Server,
-    wire::{self, CallError, OutputChunk, ServerAddress, ServerMessage, WireClient, hello},
-};
-use serde_json::{Value, json};
+use crate::prelude::*;
+use exec_server_harness::wire::OutputChunk;
 
 /// A lane is acknowledged after this many bytes.
 const ACK_EVERY: u64 = 256 << 10;

@@ -1,10 +1,6 @@
 //! A client that reads the pushed output of one producer to its end: checks every record, every number and the exit code.
 
-use anyhow::{Context, Result, bail, ensure};
-use exec_server_harness::{
-    records::{self, Records},
-    wire::{ServerMessage, WireClient},
-};
+use crate::prelude::*;
 
 /// The producer's process id.
 const PROCESS: &str = "p";

@@ -1,14 +1,6 @@
 //! Fds and memory of a server before a fault, and the check that they return to that level afterwards.
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
-
-use anyhow::{Result, ensure};
-use exec_server_harness::{
-    server,
-    wire::{ServerAddress, WireClient},
-};
+use crate::prelude::*;
+use exec_server_harness::server;
 
 /// Memory that allocator and tables may keep after load. The log of one session is as large, so a leaked session is detected.
 const KEPT_KIB: u64 = 16 << 10;

@@ -3,12 +3,9 @@
 //! The block has one row per run, in the order of the list. Below them, one line per set of runs names their seed and commit. Rows of runs
 //! that were not executed this time are kept; a run that was never executed says so.
 
-use std::{collections::HashMap, fs, path::Path};
-
-use anyhow::{Context, Result, ensure};
+use super::RUNS;
+use crate::prelude::*;
 use exec_server_workspace::cargo;
-
-use super::{Figures, RUNS};
 
 /// The page with the table, below the root of the repository.
 const PAGE: &str = "docs/reference/faults.md";

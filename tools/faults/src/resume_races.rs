@@ -3,21 +3,10 @@
 //! Whether they use `takeover`, do not, or one of each, exactly one has the session afterwards. The other was refused or disconnected, and
 //! nothing it sends from then on has an effect. The sink, `cat` into a file, shows whose writes arrived.
 
-use std::{
-    sync::Barrier,
-    thread,
-    time::{Duration, Instant},
-};
+use std::sync::Barrier;
 
-use anyhow::{Context, Result, bail, ensure};
-use base64::{Engine as _, engine::general_purpose::STANDARD};
-use exec_server_harness::{
-    server::Setup,
-    wire::{CallError, ServerAddress, WireClient, hello},
-};
-use serde_json::json;
-
-use super::{FaultSetting, Figures, stdin_writes};
+use super::stdin_writes;
+use crate::prelude::*;
 
 /// The error code for a session that another client has.
 const ATTACHED: i64 = -32010;

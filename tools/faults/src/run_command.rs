@@ -2,21 +2,9 @@
 //!
 //! Each run must end as if nothing had happened: its output, its stderr, its exit code and the input that its program read.
 
-use std::{thread, time::Duration};
-
-use anyhow::{Context, Result, ensure};
-use exec_server_chaos::Proxy;
-use exec_server_harness::{
-    Random,
-    relay::RelayTally,
-    server::{Server, Setup},
-};
-
-use super::{
-    FaultSetting, Figures,
-    lanes::{self, Lanes},
-    parallel_runs,
-};
+use super::lanes::{self, Lanes};
+use crate::prelude::*;
+use exec_server_harness::relay::RelayTally;
 
 /// C1: links are cut at any byte in either direction, also in handshakes, starts and ends.
 pub(super) fn cuts(setting: &FaultSetting) -> Result<Vec<Figures>> {

@@ -3,9 +3,7 @@
 //! Provides what `--list` prints beyond the runs. The test file of a rule is among the tests of the command line and begins with its
 //! number.
 
-use std::{fs, path::Path};
-
-use anyhow::{Context, Result};
+use crate::prelude::*;
 
 /// The directory of the test files.
 const FOLDER: &str = "crates/cli/tests/promises";

@@ -4,25 +4,11 @@
 //! read, write, list, copy, create and remove through those names. Even if a request fails, data from outside is never read, and
 //! outside is unchanged afterwards.
 
-use std::{
-    fs,
-    os::unix::fs::symlink,
-    path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
-    thread,
-    time::{Duration, Instant},
-};
+use std::os::unix::fs::symlink;
 
-use anyhow::{Context, Result, ensure};
-use base64::{Engine as _, engine::general_purpose::STANDARD};
-use exec_server_harness::{
-    server::Setup,
-    wire::{CallError, ServerAddress, WireClient},
-};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
-use serde_json::{Value, json};
 
-use super::{FaultSetting, Figures};
+use crate::prelude::*;
 
 /// The contents of files that are only outside.
 const SECRET: &str = "this is outside";

@@ -2,12 +2,8 @@
 //!
 //! One kill in eight hits the new server while it starts. No byte, process, exit code or pid may change.
 
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::server::Setup;
-
-use super::{FaultScale, FaultSetting, Figures, ensure_p99, figures::percentile, producer_load::ProducerLoad};
+use super::{FaultScale, ensure_p99};
+use crate::prelude::*;
 
 /// Limit for the time from the start of a server until it has adopted its sessions and one was resumed, with eight producers running.
 const ADOPTED_MS: f64 = 50.0;

@@ -3,15 +3,8 @@
 //! The server must exit with code 0 within five seconds, even if the client does not read, and must inform the client. No byte, process,
 //! exit code or pid may change.
 
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::server::{Server, Setup};
-
-use super::{
-    FaultSetting, Figures, figures,
-    producer_load::{ProducerLoad, is_lost, millis},
-};
+use super::producer_load::millis;
+use crate::prelude::*;
 
 /// Concurrent producers.
 const LANES: usize = 8;

@@ -4,24 +4,8 @@
 //! may be at most twice as long as before, or as on a second server without a slow reader that is measured in the same seconds (other load
 //! on the machine slows both), or below the usual variation of two shared cores.
 
-use std::{
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
-    thread,
-    time::{Duration, Instant},
-};
-
-use anyhow::{Context, Result, ensure};
-use base64::{Engine as _, engine::general_purpose::STANDARD};
-use exec_server_chaos::{Plan, Proxy};
-use exec_server_harness::{
-    records,
-    server::{self, Setup},
-    wire::{self, ServerAddress, ServerMessage, WireClient, hello},
-};
-use exec_server_workspace::processes;
-use serde_json::json;
-
-use super::{FaultSetting, Figures, figures::percentile};
+use crate::prelude::*;
+use exec_server_harness::server;
 
 /// The bytes per second of the slow reader.
 const RATE: u64 = 64 << 10;

@@ -5,25 +5,12 @@
 //! tens of megabytes, while a leak stays. So the load pauses regularly until every producer has ended and is forgotten, and memory is
 //! measured then. A line fitted to these samples shows the growth; the first fifth is dropped as warm-up.
 
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
-    thread,
-    time::{Duration, Instant},
-};
+use std::sync::Mutex;
 
-use anyhow::{Context, Result, ensure};
-use exec_server_chaos::{Event, Plan, Proxy, Way};
-use exec_server_harness::{
-    server::{self, Setup},
-    wire::ServerAddress,
-};
-use exec_server_workspace::processes;
-
-use super::{FaultSetting, Figures, producer_load::ProducerLoad, server_shutdown, stdin_writes};
+use super::{server_shutdown, stdin_writes};
+use crate::prelude::*;
+use exec_server_chaos::Way;
+use exec_server_harness::server;
 
 /// Producers of each server.
 const LANES: usize = 4;

@@ -2,25 +2,10 @@
 //!
 //! The sink is `cat` into a file. Blocks contain their number, so the file shows what was written and how often.
 
-use std::{
-    collections::{HashMap, HashSet},
-    fs,
-    path::Path,
-    process::{Command, Stdio},
-    thread,
-    time::Duration,
-};
+use std::collections::HashSet;
 
-use anyhow::{Context, Result, ensure};
-use base64::{Engine as _, engine::general_purpose::STANDARD};
-use exec_server_harness::{
-    Random, records,
-    server::Setup,
-    wire::{self, ServerAddress, ServerMessage, WireClient, hello},
-};
-use serde_json::json;
-
-use super::{FaultSetting, Figures, children};
+use super::children;
+use crate::prelude::*;
 
 /// Concurrent writers, each with its own session and sink.
 const WRITERS: u64 = 4;

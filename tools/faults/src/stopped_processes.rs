@@ -3,28 +3,10 @@
 //! Nothing may be lost, no party may be taken for dead or expired because another one was stopped, and no timer may be stuck afterwards.
 //! (Clock jumps are tested in unit tests and in the simulation, where time is an argument.)
 
-use std::{
-    io::Read as _,
-    process::Stdio,
-    thread,
-    time::{Duration, Instant},
-};
-
-use anyhow::{Context, Result, bail, ensure};
-use exec_server_harness::{
-    environment::try_until,
-    records::{self, RECORD, Records},
-    server::{Server, Setup},
-    wire::{CallError, ServerAddress, WireClient, hello},
-};
-use exec_server_workspace::processes;
 use rustix::process::Signal;
-use serde_json::json;
 
-use super::{
-    FaultSetting, Figures, drop_oldest::ARENAS_KIB, parallel_runs, producer_reader::ProducerReader,
-    resource_level::ResourceLevel, slow_reader::Neighbour,
-};
+use super::{drop_oldest::ARENAS_KIB, producer_reader::ProducerReader};
+use crate::prelude::*;
 
 /// The remaining time-to-live of a session that must survive the stop: more than a busy machine may lose.
 const LASTING: Duration = Duration::from_secs(30);

@@ -8,23 +8,11 @@
 
 mod script;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Stdio,
-    thread,
-    time::{Duration, Instant},
-};
-
-use anyhow::{Context, Result, anyhow, ensure};
-use exec_server_harness::server::{Server, Setup};
-use exec_server_workspace::cargo;
+use anyhow::anyhow;
 
 use self::script::{ClientShape, run_script};
-use super::{
-    FaultSetting, Figures,
-    producer_load::{ProducerLoad, is_lost},
-};
+use crate::prelude::*;
+use exec_server_workspace::cargo;
 
 /// The previous version. Both versions must understand each other's servers and holders.
 const BEFORE: &str = "b029e5b02f6976a930d39c89ef63f9b7daa8208c";

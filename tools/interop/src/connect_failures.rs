@@ -1,12 +1,8 @@
 //! The errors of `ssh://` when it cannot connect: one clear message, exit code 255, within seconds.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::{
-    environment::{self, Environment},
-    remote_host::RemoteHost,
-};
+use crate::prelude::*;
 
 /// The first connection must be given up within this time.
 const WITHIN: Duration = Duration::from_secs(15);

@@ -1,15 +1,8 @@
 //! The part `deploy`: checks docs/deploy.md as far as possible on a machine without a booted systemd and without a container engine.
 //! systemd itself parses both units; the server runs as pid 1 of a pid namespace, as in a container.
 
-use std::{
-    fs,
-    process::{Child, Command, Stdio},
-    time::Duration,
-};
-
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::environment::{Environment, output_of, success_of, wait_until};
-use exec_server_workspace::cargo;
+use crate::prelude::*;
+use exec_server_harness::environment::{output_of, success_of};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 

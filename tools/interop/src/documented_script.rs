@@ -2,15 +2,9 @@
 //!
 //! Uses a Python environment below the target directory. Needs Python 3 with `venv`, and the package index once.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::{Command, Output},
-};
+use std::process::Output;
 
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::{environment::Environment, server::Setup};
-use exec_server_workspace::{cargo, packages};
+use crate::prelude::*;
 
 pub(super) fn run(world: &Environment) -> Result<Vec<String>> {
     let python = python()?;

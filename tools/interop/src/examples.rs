@@ -2,16 +2,8 @@
 //!
 //! Uses a directory for Node's package below the target directory. Needs Python 3, Node 20 with npm, and their package indexes once.
 
-use std::{fs, path::PathBuf, process::Command, time::Duration};
-
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::{
-    environment::{self, Environment},
-    server::Setup,
-};
-use exec_server_workspace::cargo;
-
 use super::documented_script;
+use crate::prelude::*;
 
 /// For forty thousand lines through two cuts, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -4,14 +4,7 @@
 //! Each starts with a new home on the far side. The commands are taken from the message and the document verbatim; only the host name is
 //! replaced.
 
-use std::{fs, path::Path, process::Command, time::Duration};
-
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::{
-    environment::{self, Environment},
-    remote_host::RemoteHost,
-};
-use exec_server_workspace::cargo;
+use crate::prelude::*;
 
 /// Longer than a copy over loopback and a start may take.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -15,6 +15,7 @@ mod mcp_bridge;
 mod mcp_manager;
 mod mcp_serve;
 mod mcp_servers;
+mod prelude;
 mod ssh_cuts;
 mod streams;
 mod terminal;

@@ -1,18 +1,9 @@
 //! Real MCP servers on an executor, through `exec-server mcp bridge`: uses everything they offer, and they send requests back. Then the
 //! real clients of the Python and TypeScript SDKs, which start the bridge as configured.
 
-use std::{path::PathBuf, time::Duration};
-
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::{
-    environment::{self, Environment},
-    mcp_client::McpClient,
-    server::Setup,
-};
-use exec_server_workspace::packages;
-use serde_json::{Value, json};
-
 use super::mcp_servers::{self, ConnectedClient, McpPeer as _, TestedServer};
+use crate::prelude::*;
+use exec_server_harness::mcp_client::McpClient;
 
 /// How long a server and its bridge may take to end after the client has disconnected.
 const END_WITHIN: Duration = Duration::from_secs(5);

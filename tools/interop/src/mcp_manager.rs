@@ -1,18 +1,14 @@
 //! The same real MCP servers on an executor, all in one configuration and under one manager: the library's example `ask`.
 
 use std::{
-    fs,
     io::{BufRead as _, BufReader, Write as _},
-    path::Path,
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    process::{ChildStdin, ChildStdout},
 };
 
-use anyhow::{Context, Result, bail, ensure};
-use exec_server_harness::{environment::Environment, server::Setup};
-use exec_server_workspace::cargo;
-use serde_json::{Value, json};
+use anyhow::bail;
 
 use super::mcp_servers::{self, McpPeer};
+use crate::prelude::*;
 
 pub(super) fn run(world: &Environment) -> Result<Vec<String>> {
     let folder = world.folder("mcp-manager")?;

@@ -3,19 +3,9 @@
 //! Uses a Python environment and a directory for Node's package below the target directory. Needs Python 3 with `venv`, Node 20 with npm,
 //! and their package indexes once. The clients implement the protocol; this module does not.
 
-use std::{
-    fs,
-    io::{BufRead as _, BufReader},
-    path::{Path, PathBuf},
-    process::{Child, Stdio},
-    time::Duration,
-};
+use std::io::{BufRead as _, BufReader};
 
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::environment::{self, Environment};
-use exec_server_workspace::{packages, processes};
-use rustix::process::Signal;
-use serde_json::Value;
+use crate::prelude::*;
 
 /// For one client on a busy machine: it starts an interpreter, and waits for one timeout.
 const PATIENCE: Duration = Duration::from_secs(120);

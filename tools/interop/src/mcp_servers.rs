@@ -4,17 +4,12 @@
 //! its resources and its prompts. If a server offers a tool that is neither called nor left out with a reason, the plan fails. [`McpPeer`]
 //! abstracts how a server is reached: through a bridge or a manager.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::collections::BTreeSet;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::bail;
+
+use crate::prelude::*;
 use exec_server_harness::mcp_client::McpClient;
-use exec_server_workspace::{cargo, packages};
-use serde_json::{Value, json};
 
 const NODE_FOLDER: &str = "mcp-node";
 

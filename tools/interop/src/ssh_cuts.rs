@@ -1,16 +1,12 @@
 //! ssh is killed on either side repeatedly while `run` transfers records over `ssh://`: nothing is lost.
 
-use std::{sync::atomic::Ordering, thread, time::Duration};
+use std::{sync::atomic::Ordering, thread};
 
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
 use exec_server_harness::{
     Random,
-    environment::{Environment, wait_until},
     relay::{self, RelayJob, RelayTally, RelayWatch},
-    remote_host::RemoteHost,
 };
-use exec_server_workspace::processes;
-use rustix::process::Signal;
 
 /// Kills during one run; the next run begins with a new start.
 const KILLS_A_RUN: u64 = 5;

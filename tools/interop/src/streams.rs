@@ -1,19 +1,8 @@
 //! Large data over every transport: the checksum of a large file on the other side, and random bytes there and back.
 
-use std::{
-    collections::HashMap,
-    fs::{self, File},
-    path::Path,
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::{collections::HashMap, fs::File, time::Instant};
 
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::{
-    environment::{self, Environment},
-    remote_host::RemoteHost,
-    server::Setup,
-};
+use crate::prelude::*;
 
 /// Longer than a large file may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);

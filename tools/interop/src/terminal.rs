@@ -2,12 +2,8 @@
 //!
 //! Everything is done both locally, without a server, and over `ws://`. After each program the terminal settings must be as before.
 
-use std::{fs, path::PathBuf};
-
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::{environment::Environment, server::Setup};
-
 use super::tmux_screen::{SIZE, TmuxScreen};
+use crate::prelude::*;
 
 /// Vim with default settings and without user files.
 const VIM: &str = "vim -u NONE -N -n";

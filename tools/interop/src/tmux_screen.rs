@@ -2,18 +2,10 @@
 //!
 //! Keeps a transcript, which is printed on failure, and ends tmux.
 
-use std::{
-    cell::RefCell,
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
-};
+use std::cell::RefCell;
 
-use anyhow::{Context, Result, ensure};
-use exec_server_harness::environment::{self, Environment, try_until, wait_until};
-use exec_server_workspace::processes;
-use rustix::process::Signal;
+use crate::prelude::*;
+use exec_server_harness::environment::try_until;
 
 /// Timeout for anything on a screen, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,15 +1,9 @@
 //! The client library on a link that is cut repeatedly at seeded positions, also in the middle of messages: every byte arrives exactly once
 //! in both directions. The long version is in the fault runs.
 
-use std::sync::Arc;
+use tokio::task::JoinSet;
 
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    task::JoinSet,
-};
-
-use crate::{Proxy, assert_same, bounded, client_of, pattern, sh};
-use testkit::{TestServer, Way};
+use crate::prelude::*;
 
 const CUTS: u64 = 60;
 const CATS: u64 = 6;

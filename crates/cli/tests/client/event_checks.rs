@@ -1,8 +1,8 @@
 //! Follows the events of a process and checks their invariants: sequence numbers without holes, one exit, the close last.
 
-use exec_server_client::{Event, Events, Exit, Process, Totals, protocol::process::Stream};
-
 use super::soon;
+use crate::prelude::*;
+use exec_server_client::{Events, Exit, Totals, protocol::process::Stream};
 
 /// Everything that a process reported.
 #[derive(Debug, Clone, PartialEq)]

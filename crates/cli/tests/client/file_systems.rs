@@ -1,14 +1,8 @@
 //! The two file systems that every test of files runs on: the local one without a server, and a remote one.
 
-use std::{fs, os::unix::fs::symlink, path::PathBuf, sync::Arc};
-
-use exec_server_client::{
-    Client,
-    fs::{EntryKind, FileErrorKind, FileSystem, LocalFiles, RemoteFiles},
-};
-use tempfile::TempDir;
-
-use testkit::{TestServer, bounded};
+use crate::prelude::*;
+use exec_server_client::fs::{EntryKind, FileSystem, LocalFiles};
+use testkit::bounded;
 
 /// A file system and a temporary directory for it.
 pub(crate) struct Ground {

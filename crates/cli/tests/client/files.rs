@@ -3,28 +3,22 @@
 
 use std::{
     ffi::OsString,
-    fs,
     os::unix::{ffi::OsStringExt as _, fs::PermissionsExt as _},
-    path::{Path, PathBuf},
-    sync::Arc,
     thread,
 };
 
 use bytes::Bytes;
-use exec_server_client::{
-    Client,
-    fs::{
-        BLOCK, CommitOptions, CreateOptions, EntryKind, FileErrorKind, FileSystem, Links, LocalFiles, Moment,
-        RemoteFiles, WalkKind, WalkOptions, WriteOptions, read_stream,
-    },
-};
 use futures_util::StreamExt as _;
 
 use crate::{
     file_systems::{at_both, kind, letter},
-    soon,
+    prelude::*,
 };
-use testkit::{TestServer, bounded, fifo};
+use exec_server_client::fs::{
+    BLOCK, CommitOptions, CreateOptions, EntryKind, FileSystem, Links, LocalFiles, Moment, WalkKind, WalkOptions,
+    WriteOptions, read_stream,
+};
+use testkit::bounded;
 
 const WALK: WalkOptions = WalkOptions {
     max_depth: 64,

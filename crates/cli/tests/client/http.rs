@@ -1,22 +1,11 @@
 //! HTTP through the client library, embedded and on a server, with the same rules. A test's name is the place and the claim. Tests with the
 //! names of the reference are its tests of `http/request`.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
-
+use crate::prelude::*;
 use exec_server_client::{
-    Client, Error,
     http::{RedirectPolicy, Request},
     protocol::{failure::Kind as Failure, limits},
 };
-
-use crate::{Place, assert_same, pattern, soon, until};
-use testkit::{Target, target};
 
 at_both_places! {
     http_request_buffers_response_body

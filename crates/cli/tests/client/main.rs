@@ -21,6 +21,7 @@ mod http;
 mod mcp_http;
 mod other_host;
 mod places;
+mod prelude;
 mod recovery;
 mod sandbox;
 mod sessions;

@@ -4,16 +4,9 @@
 use std::{
     collections::BTreeMap,
     net::TcpStream,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Mutex, PoisonError},
 };
 
-use exec_server_mcp::{
-    config::HttpConfig,
-    http::{Endpoint, HttpError},
-};
 use rmcp::{
     RoleClient, ServiceExt as _,
     model::{CallToolRequestParams, ClientConfig},
@@ -21,8 +14,11 @@ use rmcp::{
 };
 use serde_json::{Value, json};
 
-use crate::{Place, soon, until};
-use testkit::{Asked, Target, target};
+use crate::prelude::*;
+use exec_server_mcp::{
+    config::HttpConfig,
+    http::{Endpoint, HttpError},
+};
 
 at_both_places! {
     streamable_http_client_round_trips_through_exec_server

@@ -1,17 +1,13 @@
 //! Client and server share nothing but the network: no path, variable or program of the client's side is visible at the server.
 
 use std::{
-    env, fs,
+    env,
     os::unix::fs::PermissionsExt as _,
     process::{Command, Stdio},
 };
 
-use exec_server_client::{
-    Client, Start,
-    protocol::{failure::Kind, process::Inherit},
-};
-
-use crate::{Elsewhere, bounded, client_of, tell};
+use crate::{Elsewhere, prelude::*};
+use exec_server_client::protocol::process::Inherit;
 
 /// Set in a copy of this program that plays the client; contains the server's URL.
 const ROLE: &str = "TEST_CLIENT_OF";

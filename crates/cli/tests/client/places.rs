@@ -1,26 +1,17 @@
 //! The places where the suite runs: this program itself, a server behind a TCP or a Unix socket, a server that the client starts, and a
 //! server on another machine. Starts a place, and at the end checks that nothing is left of it.
 
-use std::{
-    collections::BTreeSet,
-    ffi::OsString,
-    fs,
-    os::unix::fs::symlink,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, ffi::OsString};
 
-use exec_server_client::{
-    Backoff, Builder, Client, Process, Start,
-    environment::Backend,
-    local::{Local, LocalConfig},
-};
-use tempfile::TempDir;
 use tokio::sync::Mutex;
 
 use super::{Elsewhere, bounded};
-
-use testkit::{TestServer, binary, descendants, marked, wait_gone};
+use crate::prelude::*;
+use exec_server_client::{
+    Backoff, Builder,
+    environment::Backend,
+    local::{Local, LocalConfig},
+};
 
 /// Only one `Local` is created at a time, so that its directory can be identified.
 static MAKING: Mutex<()> = Mutex::const_new(());

@@ -1,30 +1,11 @@
 //! The client library with a link that breaks and a server that dies: which data survives, which calls wait, and which error is finally
 //! reported.
 
-use std::{
-    fs,
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::time::Instant;
 
-use exec_server_client::{
-    Client, ConnectionState, Error, ErrorKind, Event,
-    protocol::{
-        failure::Kind,
-        process::{Cause, Scope, WriteStatus},
-    },
-};
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    task::{JoinSet, block_in_place},
-};
+use tokio::task::{JoinSet, block_in_place};
 
-use crate::{Proxy, assert_same, bounded, client_of, follow, output_until, pattern, sh, soon, spell, stories, until};
-use testkit::TestServer;
+use crate::{prelude::*, stories};
 
 /// A server that can be reached through a proxy.
 fn reachable() -> testkit::Builder {

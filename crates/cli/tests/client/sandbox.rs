@@ -1,25 +1,16 @@
 //! The reference's tests of sandboxes (specification 10.2 and 10.4) through the client library, embedded and on a server: the access to files
 //! and processes that a sandbox allows and denies. Every refused escape is also shown to work without the sandbox.
 
-use std::{
-    fs,
-    os::unix::fs::{MetadataExt as _, symlink},
-    path::{Path, PathBuf},
-};
+use std::os::unix::fs::MetadataExt as _;
 
 use bytes::Bytes;
+use serde_json::{Value, json, value::to_raw_value};
+
+use crate::prelude::*;
 use exec_server_client::{
-    Start,
-    fs::{
-        CommitOptions, CreateOptions, FileError, FileErrorKind, FileSystem as _, Links, RemoteFiles, WalkOptions,
-        WriteOptions,
-    },
+    fs::{CommitOptions, CreateOptions, FileError, FileSystem as _, Links, WalkOptions, WriteOptions},
     protocol::{process::Size, sandbox::SandboxContext},
 };
-use serde_json::{Value, json, value::to_raw_value};
-use tempfile::TempDir;
-
-use crate::{Place, tell};
 
 at_both_places! {
     sandbox_context_from_profile_preserves_workspace_write_read_only_subpaths

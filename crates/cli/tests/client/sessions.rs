@@ -1,16 +1,7 @@
 //! The client library and sessions: resuming one, attaching to a process of another, taking one over.
 
-use exec_server_client::{
-    Attach, Client, ConnectionState, ErrorKind,
-    protocol::{
-        failure::Kind,
-        initialize::Ttl,
-        process::{Cause, Scope, WriteStatus},
-    },
-};
-
-use crate::{Proxy, assert_same, bounded, client_of, follow, output_until, sh, soon, spell, tell, until};
-use testkit::TestServer;
+use crate::prelude::*;
+use exec_server_client::{Attach, protocol::initialize::Ttl};
 
 async fn client_at(server: &TestServer) -> Client {
     client_of().connect(server.url()).await.expect("connect")

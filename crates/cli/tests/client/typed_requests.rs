@@ -1,14 +1,10 @@
 //! Typed requests for methods whose answer may have more than one form on the wire.
 
-use std::fs;
-
+use crate::prelude::*;
 use exec_server_client::{
-    Client,
     protocol::{fs as wire, path::PathArg},
     requests,
 };
-
-use testkit::TestServer;
 
 #[tokio::test]
 async fn a_typed_request_has_the_bytes_in_its_result_however_they_came() {

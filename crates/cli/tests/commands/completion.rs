@@ -1,9 +1,6 @@
 //! Shell completions: the candidates that a shell offers after Tab, with the scripts that `completions` prints.
 
-use std::process::{Command, Stdio};
-
-use crate::commands::{COMMANDS, Home};
-use testkit::{TestServer, copy_env, finish, text};
+use crate::{commands::COMMANDS, prelude::*};
 
 /// The candidates that a real bash offers for a command line whose last word is being typed.
 fn offered(home: &Home, words: &[&str]) -> Vec<String> {

@@ -1,6 +1,6 @@
 //! Checks COVERAGE.md against the sources: every test that it names exists.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use crate::prelude::*;
 
 /// Names of reference tests that COVERAGE.md mentions with the reason why we have no test of that name.
 const UPSTREAM: [&str; 4] = [

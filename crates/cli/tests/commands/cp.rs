@@ -1,20 +1,12 @@
 //! `exec-server cp`: which attributes are kept, where files go, messages and exit codes; `cp` killed and run again. Hostile servers are
 //! tested in the client's `hostile_files`.
 
-use std::{
-    fs,
-    os::unix::fs::{FileExt as _, symlink},
-    path::{Path, PathBuf},
-    process::Command,
-    thread,
-    time::Duration,
-};
+use std::os::unix::fs::FileExt as _;
 
-use crate::commands::{
-    Home,
-    tree_helpers::{hidden, make_tree, same, same_inside, whole_so_far},
+use crate::{
+    commands::tree_helpers::{hidden, make_tree, same, same_inside, whole_so_far},
+    prelude::*,
 };
-use testkit::{Terminal, TestServer, finish, finish_child, outcome, pattern, set_mode, spawn, wait_for};
 
 /// A server with its own home and working directory, and a user in another directory.
 pub(crate) struct World {

@@ -1,16 +1,7 @@
 //! `exec-server cp` on a link that is cut repeatedly, and with a server that is killed half-way: the copy equals the source, and every file
 //! is complete from the moment it has its final name. Kills of `cp` itself are tested in `cp`.
 
-use std::{
-    collections::BTreeSet,
-    ffi::OsStr,
-    fs,
-    mem::MaybeUninit,
-    os::{fd::OwnedFd, unix::ffi::OsStrExt as _},
-    path::{Path, PathBuf},
-    process::{Command, Output},
-    thread,
-};
+use std::{mem::MaybeUninit, os::fd::OwnedFd};
 
 use rustix::{
     event::{PollFd, PollFlags, poll},
@@ -18,11 +9,10 @@ use rustix::{
     pipe::PipeFlags,
 };
 
-use crate::commands::{
-    Home,
-    tree_helpers::{hidden, same_inside},
+use crate::{
+    commands::tree_helpers::{hidden, same_inside},
+    prelude::*,
 };
-use testkit::{Proxy, TestServer, Way, finish_child, pattern, spawn, text, wait_for};
 
 const CUTS: u64 = 8;
 

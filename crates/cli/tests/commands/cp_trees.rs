@@ -1,18 +1,15 @@
 //! `exec-server cp -r` into existing directories: which attributes they keep, where a copy goes after an interrupted one, and trees that
 //! would be copied into themselves. The attributes of files are tested in `cp`.
 
-use std::{
-    fs,
-    os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
-    time::{Duration, SystemTime},
-};
+use std::time::SystemTime;
 
-use crate::commands::{
-    cp::{World, remote},
-    tree_helpers::{hidden, make_tree, same, same_inside},
+use crate::{
+    commands::{
+        cp::{World, remote},
+        tree_helpers::{hidden, make_tree, same, same_inside},
+    },
+    prelude::*,
 };
-use testkit::{mode_of, pattern, set_mode, spawn, wait_for};
 
 /// A tree that is large enough to interrupt its copy.
 fn make_large_tree(world: &World) -> PathBuf {

@@ -1,16 +1,7 @@
 //! `run --detach`, `ps`, `logs`, `kill`, `wait` and `forget` without `--connect`: the per-user server is started when it is needed, found
 //! again, and exits when it is idle.
 
-use std::process::Stdio;
-
-use rustix::process::Signal;
-use serde_json::json;
-
-use crate::commands::{Home, QUOTA_NOTE};
-use testkit::{
-    TestServer, assert_ends_with_its_reader, binary, copy_env, end_of, finish, finish_child, marked, modern, outcome,
-    read_until, signal, spawn, text, wait_for, wait_gone, with,
-};
+use crate::{commands::QUOTA_NOTE, prelude::*};
 
 /// Whether the command succeeds with an empty list: nothing on stdout, and a message on stderr.
 fn lists_nothing(home: &Home, args: &[&str]) -> bool {

@@ -1,10 +1,6 @@
 //! `kill`, `forget`, `prune` and `run --rm`: ending processes, waiting for them and forgetting them.
 
-use rustix::process::Signal;
-use serde_json::json;
-
-use crate::commands::Home;
-use testkit::{Terminal, TestServer, end_of, outcome, read_until, signal, spawn, text, wait_for, wait_gone};
+use crate::prelude::*;
 
 /// A script that reacts to SIGTERM only once the file exists, so that the test decides when it ends.
 fn stubborn(gate: &std::path::Path) -> String {

@@ -1,11 +1,7 @@
 //! Runs the examples of the client library as a reader would: the real programs, with and without a server. `cargo test --workspace` builds
 //! them beside the tests; a missing example is a failure, not a skipped test.
 
-use std::{path::PathBuf, process::Command};
-
-use tempfile::TempDir;
-
-use testkit::{TestServer, finish_with_input, outcome, text};
+use crate::prelude::*;
 
 /// The path of an example program, built with this test.
 fn example(name: &str) -> PathBuf {

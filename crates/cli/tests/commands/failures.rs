@@ -1,25 +1,9 @@
 //! The commands under failures: a lost session, an answer that never arrives, a holder that dies, an exit event that was missed. A command
 //! never reports success for work that was not done. Successful runs are tested in the files of the commands.
 
-use std::{
-    fs::File,
-    io::{Read as _, Write as _},
-    process::{Output, Stdio},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU32, Ordering},
-    },
-    thread,
-};
+use std::sync::atomic::AtomicU32;
 
-use rustix::process::Signal;
-use serde_json::{Value, json};
-
-use crate::commands::Home;
-use testkit::{
-    Client, MessageProxy, Side, Terminal, TestServer, Verdict, end_of, finish, finish_child, finish_with_input, modern,
-    outcome, pattern, read_until, signal, spawn, start_params, text, wait_for, with,
-};
+use crate::prelude::*;
 
 /// An error answer.
 fn refusal(kind: &str) -> Verdict {

@@ -1,23 +1,7 @@
 //! `exec-server fs`: output, messages and exit code of each command, against a server with its own home and working directory, and on this
 //! machine.
 
-use std::{
-    ffi::OsStr,
-    fs,
-    os::unix::{ffi::OsStrExt as _, fs::symlink},
-    path::Path,
-    process::Command,
-};
-
-use rustix::process::Signal;
-use serde_json::{Value, json};
-use tempfile::TempDir;
-
-use crate::commands::Home;
-use testkit::{
-    TestServer, assert_ends_with_its_reader, end_of, finish, finish_child, mode_of, outcome, pattern, read_until,
-    signal, spawn, text,
-};
+use crate::prelude::*;
 
 /// A server with its own home and working directory, and a user in another directory.
 pub(crate) struct World {

@@ -1,9 +1,9 @@
 //! Refusals and error messages of `fs` and `cp`, and their messages about a broken link. Successful commands are tested in `fs` and `cp`.
 
-use std::{fs, io::Read as _};
-
-use crate::commands::{Home, fs::World, tree_helpers::hidden};
-use testkit::{Proxy, TestServer, finish_child, outcome, pattern, read_until, spawn, text, wait_for};
+use crate::{
+    commands::{fs::World, tree_helpers::hidden},
+    prelude::*,
+};
 
 #[test]
 fn a_directory_is_removed_only_by_its_name_and_with_the_flag() {

@@ -3,23 +3,8 @@
 //! Each page has a private home, so `ssh` is a script that runs the remote command in a second home directory on this machine. A real sshd,
 //! and the commands in [`NOT_RUN`], are tested by `cargo xtask interop` and `cargo xtask dist`.
 
-use std::{
-    fs,
-    io::{BufRead as _, BufReader},
-    net::TcpListener,
-    os::unix::fs::symlink,
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-};
-
-use rustix::process::Signal;
-
-use testkit::{
-    Authority, Running, Terminal, binary, copy_env, descendants, end_of, finish, marked, set_mode, signal, spawn,
-    test_mcp_server, text, wait_for, wait_gone,
-};
-
 use super::Home;
+use crate::prelude::*;
 
 /// Commands that no test of this kind can run, each with the reason and the place that runs it.
 const NOT_RUN: &[(&str, &str)] = &[

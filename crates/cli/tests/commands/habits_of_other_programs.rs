@@ -1,10 +1,7 @@
 //! Habits from other programs: flags and forms of docker, ssh, scp, kill and ls that mean the same here, and hints where a word means
 //! something else.
 
-use std::{fs, path::Path};
-
-use crate::commands::Home;
-use testkit::{Terminal, TestServer, end_of, finish_with_input, outcome, set_mode, text};
+use crate::prelude::*;
 
 /// A server with the working directory `there`, and a user who has named it `box`.
 struct World {

@@ -1,10 +1,7 @@
 //! Help texts with examples and exit codes, completions, manual pages, the schema and wrong command lines, and that none of these leaves a
 //! process behind.
 
-use std::process::{Command, Output, Stdio};
-
-use crate::commands::{COMMANDS, Home};
-use testkit::{assert_ends_with_its_reader, finish_with_input, text};
+use crate::{commands::COMMANDS, prelude::*};
 
 #[test]
 fn every_command_has_examples_and_exit_codes() {

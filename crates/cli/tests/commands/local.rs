@@ -1,21 +1,12 @@
 //! `Local` in a program that already has threads, as a test program does: the spawner is the real `exec-server`, started by its path. Also
 //! environments that connect to a real server.
 
-use std::{
-    collections::BTreeSet,
-    net::TcpListener,
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-};
-
+use crate::prelude::*;
 use exec_server_client::{
     ErrorKind, Event, Process, Start, Token,
     environment::{Environment, EnvironmentState, Environments},
     local::{Local, LocalConfig},
 };
-use tempfile::TempDir;
-
-use testkit::{TestServer, binary, descendants, marked, text, wait_for, wait_gone};
 
 /// A private path for the program, so that its processes are distinct from those of other tests.
 struct Program {

@@ -1,9 +1,6 @@
 //! `logs --tail`, and `logs` of several processes.
 
-use serde_json::{Value, json};
-
-use crate::commands::Home;
-use testkit::{Terminal, end_of, finish_child, outcome, read_until, spawn, text, wait_for};
+use crate::prelude::*;
 
 #[test]
 fn the_tail_is_the_last_lines() {

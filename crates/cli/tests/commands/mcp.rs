@@ -1,20 +1,7 @@
 //! `mcp list`, `mcp status` and `mcp call` with a real MCP server written for tests: locally and on an executor, its questions on a
 //! terminal, its misbehaviour, and that no server is left behind.
 
-use std::{
-    collections::BTreeSet,
-    path::PathBuf,
-    process::{Command, Stdio},
-};
-
-use rustix::process::Signal;
-use serde_json::{Value, json};
-
-use crate::commands::Home;
-use testkit::{
-    Terminal, TestServer, assert_ends_with_its_reader, end_of, finish, finish_with_input, marked, outcome, read_until,
-    signal, spawn, test_mcp_server, text, wait_for, wait_gone,
-};
+use crate::prelude::*;
 
 const TOKEN: &str = "the-token-of-this-test";
 

@@ -2,22 +2,12 @@
 //! client. The servers are small scripts that answer lines; `cargo xtask interop` uses real ones.
 
 use std::{
-    collections::BTreeSet,
-    io::Write as _,
     net::Shutdown,
     os::{fd::OwnedFd, unix::net::UnixStream},
-    process::{ChildStdin, ChildStdout, Stdio},
-    thread,
+    process::{ChildStdin, ChildStdout},
 };
 
-use rustix::process::Signal;
-use serde_json::json;
-
-use crate::commands::Home;
-use testkit::{
-    Proxy, Running, TestServer, Way, end_of, finish_child, finish_with_input, outcome, pattern, random, read_until,
-    signal, spawn, text, wait_for, wait_gone,
-};
+use crate::prelude::*;
 
 /// Prints its pid, and then echoes each line.
 const ECHO: &str = "echo $$; while IFS= read -r line; do printf '%s\\n' \"$line\"; done; exit 4";

@@ -2,22 +2,11 @@
 //! session outlives it. Also has the client that the files beside it use.
 
 use std::{
-    collections::BTreeSet,
-    io::{BufRead as _, BufReader, Write as _},
-    path::Path,
-    process::{ChildStdin, Command, Stdio},
+    process::ChildStdin,
     sync::mpsc::{self, Receiver},
-    thread,
 };
 
-use rustix::process::Signal;
-use serde_json::{Value, json};
-
-use crate::commands::Home;
-use testkit::{
-    DEADLINE, Running, TestServer, descendants, end_of, outcome, signal, spawn, state, wait_for, wait_gone,
-    wait_pid_gone,
-};
+use crate::prelude::*;
 
 /// A client of `mcp serve` that follows the protocol unless a test does otherwise. Dropping it ends the server with EOF on its stdin; then
 /// no descendant may be left.

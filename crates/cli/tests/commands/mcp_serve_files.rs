@@ -1,11 +1,6 @@
 //! The file tools of `mcp serve`, and its restrictions `--read-only` and `--root`.
 
-use std::{fs, os::unix::fs::symlink, thread};
-
-use serde_json::{Value, json};
-
-use crate::commands::{Home, mcp_serve::Mcp};
-use testkit::{TestServer, outcome, with};
+use crate::{commands::mcp_serve::Mcp, prelude::*};
 
 /// The text of a result.
 fn text_of(result: &Value) -> &str {

@@ -1,25 +1,8 @@
 //! `mcp serve --http`: authentication, sessions and their end, with requests written by hand.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    io::Read as _,
-    net::TcpStream,
-    process::{Command, Stdio},
-    thread,
-    time::{Duration, Instant},
-};
-
-use rustix::process::Signal;
-use serde_json::{Value, json};
-
-use crate::commands::{
-    Home,
-    mcp_serve::{initialize, pid_in},
-};
-use testkit::{
-    Reply, Running, descendants, end_of, http, outcome, read_until, set_mode, signal, spawn, state, text, wait_for,
-    wait_gone, wait_pid_gone,
+use crate::{
+    commands::mcp_serve::{initialize, pid_in},
+    prelude::*,
 };
 
 /// A running server with its address and token. Dropping it shuts the server down; then no descendant may be left.

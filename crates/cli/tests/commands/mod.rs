@@ -3,17 +3,7 @@
 //! This root has the helpers that the tests share: a user with a private home, runs of the program with a timeout, and a terminal. The
 //! helpers do not depend on the wire protocol or on single commands.
 
-use std::{
-    path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
-    thread,
-};
-
-use rustix::process::Signal;
-use serde_json::Value;
-use tempfile::TempDir;
-
-use testkit::{finish, marked, program, signal, text, wait_gone};
+use crate::prelude::*;
 
 mod completion;
 

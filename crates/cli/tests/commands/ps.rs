@@ -1,10 +1,6 @@
 //! `ps`: sorting, colour on a terminal, the message for an empty list, and repetition with `-w`.
 
-use rustix::process::Signal;
-use serde_json::json;
-
-use crate::commands::Home;
-use testkit::{Terminal, TestServer, end_of, finish, read_until, signal, spawn, text, wait_for};
+use crate::prelude::*;
 
 #[test]
 fn running_processes_are_listed_first_and_the_newest_first() {

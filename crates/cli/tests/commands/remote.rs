@@ -1,20 +1,8 @@
 //! `exec-server run` and the other commands against a remote server: streams, exit codes, defaults, tokens, names and failures.
 
-use std::{
-    io::{Read, Write},
-    net::TcpListener,
-    process::{Command, Stdio},
-    thread,
-};
+use std::io::{Read, Write};
 
-use rustix::process::Signal;
-use serde_json::json;
-
-use crate::commands::Home;
-use testkit::{
-    TestServer, assert_ends_with_its_reader, end_of, finish_child, finish_with_input, outcome, pattern, read_until,
-    set_mode, signal, spawn, state, text, wait_for,
-};
+use crate::prelude::*;
 
 /// A server on ws and unix sockets, and a user in another directory.
 struct World {

@@ -1,14 +1,8 @@
 //! `exec-server run`: exit codes, streams, stdin, terminals and signals, with real programs.
 
-use std::{
-    io::Write,
-    os::unix::process::ExitStatusExt,
-    process::{Command, Output, Stdio},
-};
+use std::{io::Write, os::unix::process::ExitStatusExt};
 
-use testkit::{
-    assert_ends_with_its_reader, finish_with_input, outcome, pattern, program, read_until, send_signal, wait_for,
-};
+use crate::prelude::*;
 
 fn command(args: &[&str]) -> Command {
     let mut command = program();

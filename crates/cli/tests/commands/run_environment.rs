@@ -1,9 +1,6 @@
 //! The sources of a program's variables: `--login`, `environments.toml`, and the server's PATH.
 
-use std::{fs, path::Path};
-
-use crate::commands::Home;
-use testkit::{TestServer, outcome, set_mode};
+use crate::prelude::*;
 
 /// Installs a one-line shell script as a program in a new directory.
 fn install(dir: &Path, name: &str, line: &str) {

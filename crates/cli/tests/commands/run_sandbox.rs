@@ -1,11 +1,6 @@
 //! `run --sandbox`: the access that the flags grant, denied access, and the messages for the user.
 
-use std::{fs, net::TcpListener, path::Path, process::Command};
-
-use tempfile::TempDir;
-
-use crate::commands::Home;
-use testkit::{TestServer, outcome};
+use crate::prelude::*;
 
 /// A working directory for the program, with a subdirectory to write in, and a secret beside it.
 fn tree() -> TempDir {

@@ -1,6 +1,6 @@
 //! Checks `SECURITY.md` against the tests: every rule that it names has a test file, and every such file is named by it.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use crate::prelude::*;
 
 /// The rules that a text names, such as `S4` or `R5`, converted to file name prefixes: `s04_`.
 fn named(text: &str) -> BTreeSet<String> {

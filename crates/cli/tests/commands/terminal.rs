@@ -1,18 +1,6 @@
 //! `run -t` and `attach` on a real terminal: raw mode and its restoration, resizing, detach keys, redrawing.
 
-use std::{
-    io::Write as _,
-    process::Stdio,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
-
-use rustix::process::Signal;
-
-use crate::commands::Home;
-use testkit::{MessageProxy, Side, Terminal, TestServer, Verdict, end_of, read_until, signal, spawn, state, wait_for};
+use crate::prelude::*;
 
 /// A terminal program that prints its size for each line it reads, and exits on the line `end`. A signal interrupts its `read`.
 const SHOW: &str = "stty -echo; trap 'echo drawn' WINCH; echo ready; \

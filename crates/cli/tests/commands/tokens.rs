@@ -1,9 +1,6 @@
 //! `token create` and the notes that `serve` prints: which server a token is for, where it is written, and how to connect.
 
-use std::fs;
-
-use crate::commands::Home;
-use testkit::{TestServer, mode_of, outcome, wait_for};
+use crate::prelude::*;
 
 /// A port that was free a moment ago.
 fn free_port() -> u16 {

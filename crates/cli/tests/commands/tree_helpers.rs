@@ -1,19 +1,8 @@
 //! Directory trees for tests of copies: creates and compares them.
 
-use std::{
-    ffi::OsStr,
-    fs::{self, File},
-    os::unix::{
-        ffi::OsStrExt as _,
-        fs::{FileExt as _, MetadataExt as _, symlink},
-    },
-    path::{Path, PathBuf},
-    time::{Duration, SystemTime},
-};
+use std::{os::unix::fs::FileExt as _, time::SystemTime};
 
-use sha2::{Digest as _, Sha256};
-
-use testkit::set_mode;
+use crate::prelude::*;
 
 /// Creates a tree with `files` small files, and one example of every attribute that a copy keeps.
 pub(crate) fn make_tree(root: &Path, files: u64) {

@@ -1,10 +1,7 @@
 //! Checks `docs/trouble.md` against the source: every message that it quotes is one that the program can print. Other tests check when the
 //! messages are printed.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use crate::prelude::*;
 
 /// Shorter pieces, such as `in`, occur everywhere and prove nothing.
 const SHORTEST: usize = 8;

@@ -1,16 +1,14 @@
 //! Calls of tools: order, timeouts, cancellation, progress, and questions to the user.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
-
-use exec_server_client::transport::BoxFuture;
-use exec_server_mcp::manager::{Action, Answer, Elicit, Error, Manager, Question, SandboxState, ToolCall};
-use serde_json::{Map, Value, json};
+use serde_json::Map;
 use tokio::sync::Notify;
 
-use crate::mcp::{Place, at_both, call, data, pass, soon, until};
+use crate::{
+    mcp::{Place, at_both, call, data, pass, soon, until},
+    prelude::*,
+};
+use exec_server_client::transport::BoxFuture;
+use exec_server_mcp::manager::{Action, Answer, Elicit, Error, Manager, Question, SandboxState, ToolCall};
 
 at_both!(
     calls_of_a_server_run_one_after_another,

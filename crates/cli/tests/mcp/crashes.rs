@@ -1,11 +1,10 @@
 //! Servers that end unexpectedly.
 
-use std::{sync::Arc, time::Duration};
-
+use crate::{
+    mcp::{Place, at_both, call, data, soon},
+    prelude::*,
+};
 use exec_server_mcp::manager::{Error, Manager, Restarts, ServerStatus, ServerUpdate};
-use serde_json::json;
-
-use crate::mcp::{Place, at_both, call, data, soon};
 
 at_both!(
     a_crashed_server_is_started_again_and_the_caller_told,

@@ -1,18 +1,17 @@
 //! Where servers run, and which variables they get there.
 
-use std::time::Duration;
+use tokio::{io::AsyncReadExt as _, net::TcpListener};
 
+use crate::{
+    mcp::{Kind, Place, at_both, bounded_remote, call, data, places::variables, soon, until},
+    prelude::*,
+};
 use exec_server_client::{
     Token,
     environment::{Choice, RemoteSpec},
     local::LocalConfig,
 };
 use exec_server_mcp::manager::{Host, Hosts, KEEP, Manager, Restarts, ServerStatus};
-use serde_json::{Value, json};
-use tokio::{io::AsyncReadExt as _, net::TcpListener};
-
-use crate::mcp::{Kind, Place, at_both, bounded_remote, call, data, places::variables, soon, until};
-use testkit::{Proxy, TestServer, bounded};
 
 at_both!(
     variables_that_are_named_are_passed_on_and_no_others,

@@ -1,22 +1,13 @@
 //! Servers over streamable HTTP, used through a manager: connected from this machine or from an executor.
 
-use std::{
-    io::{BufRead as _, BufReader},
-    process::{Child, Command, Stdio},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+use crate::{
+    mcp::{Place, at_both, call, data, places, soon, until},
+    prelude::*,
 };
-
 use exec_server_mcp::{
     config::{Config, Format},
     manager::{Error, Manager, ServerAuth, ServerStatus, SnapshotDetail, ToolCall},
 };
-use serde_json::{Value, json};
-
-use crate::mcp::{Place, at_both, call, data, places, soon, until};
-use testkit::{Target, target};
 
 at_both!(
     a_server_over_http_is_one_like_any_other,

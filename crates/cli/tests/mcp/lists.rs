@@ -1,9 +1,12 @@
 //! Lists of tools, resources, templates and prompts, through all pages.
 
-use exec_server_mcp::manager::{ServerAuth, ServerStatus, SnapshotDetail};
-use serde_json::{Map, json};
+use serde_json::Map;
 
-use crate::mcp::{Place, at_both, data, soon, until};
+use crate::{
+    mcp::{Place, at_both, data, soon, until},
+    prelude::*,
+};
+use exec_server_mcp::manager::{ServerAuth, ServerStatus, SnapshotDetail};
 
 at_both!(
     resources_templates_and_prompts_are_listed_through_all_pages_and_read,

@@ -1,9 +1,10 @@
 //! Every way in which a server can misbehave: each has a clear state and message, and affects no other server.
 
+use crate::{
+    mcp::{Place, at_both, call, data, soon, until},
+    prelude::*,
+};
 use exec_server_mcp::manager::{Error, Manager, ServerStatus};
-use serde_json::json;
-
-use crate::mcp::{Place, at_both, call, data, soon, until};
 
 at_both!(
     servers_that_cannot_be_started_say_why_and_the_others_work,

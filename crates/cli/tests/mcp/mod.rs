@@ -17,10 +17,8 @@ mod stdio;
 
 pub(crate) use places::{Kind, Place, bounded_remote, run};
 
-use std::time::Duration;
-
+use crate::prelude::*;
 use exec_server_mcp::manager::{CallResult, Error, Manager, ToolCall};
-use serde_json::Value;
 
 /// Timeout for anything that must happen.
 pub(crate) const SOON: Duration = Duration::from_secs(60);

@@ -1,8 +1,10 @@
 //! Servers on another machine with another HOME, PATH, `/tmp` and working directory. Nothing of our machine is visible there, and nothing
 //! of that machine is mistaken for ours.
 
-use std::sync::Arc;
-
+use crate::{
+    mcp::{call, data, places::variables, soon},
+    prelude::*,
+};
 use exec_server_client::{
     Client, cp,
     environment::{Choice, RemoteSpec},
@@ -13,10 +15,6 @@ use exec_server_mcp::{
     config::{Config, Format},
     manager::{Hosts, Manager, Settings},
 };
-use serde_json::json;
-
-use crate::mcp::{call, data, places::variables, soon};
-use testkit::{Elsewhere, bounded};
 
 /// A manager of the server `t` on another machine, where its program is in the `PATH`.
 async fn manager_at(host: &Elsewhere, more: &str) -> Manager {

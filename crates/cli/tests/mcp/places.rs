@@ -1,12 +1,8 @@
 //! The places where servers run, this program itself and an executor, and the check that nothing is left of them.
 
-use std::{
-    collections::BTreeSet,
-    ffi::OsString,
-    os::unix::fs::symlink,
-    sync::{Arc, Mutex},
-};
+use std::ffi::OsString;
 
+use crate::{mcp::soon, prelude::*};
 use exec_server_client::{
     environment::{Choice, EnvironmentError, RemoteSpec},
     local::LocalConfig,
@@ -16,10 +12,6 @@ use exec_server_mcp::{
     env::Variables,
     manager::{Hosts, Manager, Settings},
 };
-use tempfile::TempDir;
-
-use crate::mcp::soon;
-use testkit::{TestServer, binary, bounded, descendants, marked, wait_gone};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {

@@ -1,9 +1,10 @@
 //! The reports of a manager about its servers: states, updates, summaries, and required servers that fail.
 
+use crate::{
+    mcp::{Place, at_both, call, soon},
+    prelude::*,
+};
 use exec_server_mcp::manager::{Error, ServerStatus, ServerUpdate};
-use serde_json::json;
-
-use crate::mcp::{Place, at_both, call, soon};
 
 at_both!(
     looking_starts_nothing,

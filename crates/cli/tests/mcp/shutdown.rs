@@ -1,13 +1,11 @@
 //! Shutdown: of managers with calls in flight, of dropped or killed managers, and of servers that do not want to end.
 
-use std::time::{Duration, Instant};
-
+use crate::{
+    mcp::{Kind, Place, at_both, call, data, soon, until},
+    prelude::*,
+};
 use exec_server_client::environment::RemoteSpec;
 use exec_server_mcp::manager::{Error, Host, Hosts, Manager, ServerStatus};
-use serde_json::json;
-
-use crate::mcp::{Kind, Place, at_both, call, data, soon, until};
-use testkit::{bounded, wait_gone};
 
 at_both!(
     a_shutdown_wins_over_a_call_that_takes_minutes,

@@ -1,7 +1,9 @@
 //! One server from its launch to its end.
 
-use std::sync::Arc;
-
+use crate::{
+    mcp::{Place, at_both, bounded_remote, call, data, places::variables, soon},
+    prelude::*,
+};
 use exec_server_client::{Client, Start, environment::Backend, protocol::process::Overflow};
 use exec_server_mcp::{
     config::StdioConfig,
@@ -14,10 +16,6 @@ use exec_server_mcp::{
     },
     transport::{StderrLog, StdioTransport, StreamEnd},
 };
-use serde_json::json;
-
-use crate::mcp::{Place, at_both, bounded_remote, call, data, places::variables, soon};
-use testkit::wait_gone;
 
 at_both!(
     round_trip,

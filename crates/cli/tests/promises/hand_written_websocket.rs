@@ -1,13 +1,6 @@
 //! A WebSocket connection written by hand, byte by byte, for frames that no library would send.
 
-use std::{
-    io::{Read as _, Write as _},
-    net::TcpStream,
-    time::Instant,
-};
-
-use crate::promises::upgrade;
-use testkit::{DEADLINE, TestServer};
+use crate::prelude::*;
 
 /// A connection after the upgrade.
 pub(crate) struct Raw {

@@ -1,13 +1,6 @@
 //! Helpers for the tests of children: detects what this host allows without using the server, and inspects processes from outside.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-    time::{Duration, Instant},
-};
-
-use testkit::TestServer;
+use crate::prelude::*;
 
 /// The uid of `nobody`.
 pub(crate) const NOBODY: u32 = 65534;

@@ -1,10 +1,6 @@
 //! R3: the exit status of a process is reported exactly once to its client, and survives a restart of the server.
 
-use std::time::Duration;
-
-use serde_json::json;
-
-use testkit::{TestServer, modern, sh, wait_for};
+use crate::prelude::*;
 
 #[test]
 fn an_exit_between_two_servers_is_reported_once_and_stays_listed() {

@@ -1,12 +1,7 @@
 //! R4: processes survive the death of the server and of its spawner, which is replaced. When their holder dies they are killed, not
 //! orphaned, and the client is informed; that part is tested in the file of S20.
 
-use std::{collections::BTreeSet, fs, time::Duration};
-
-use serde_json::json;
-
-use crate::promises::host_helpers::within;
-use testkit::{TestServer, kill, marked, sh, wait_gone};
+use crate::{prelude::*, promises::host_helpers::within};
 
 /// The processes of a state directory with this `comm`, including replacements, which have different arguments.
 fn named(server: &TestServer, name: &str) -> BTreeSet<u32> {

@@ -1,16 +1,7 @@
 //! R5: a server on port 0 keeps its sessions in a directory that no other server will find. When the server is killed, its holders end some
 //! time later unless their client asked for more time. The directory is removed when the last holder has ended.
 
-use std::{
-    fs,
-    path::PathBuf,
-    thread,
-    time::{Duration, Instant},
-};
-
-use serde_json::json;
-
-use testkit::{Client, TestServer, is_alive, kill, sh, wait_for};
+use crate::prelude::*;
 
 /// The default is one minute; a shorter time keeps the test short and does not change the rules.
 const ORPHAN_TTL: Duration = Duration::from_secs(2);

@@ -2,11 +2,7 @@
 //! server after SIGKILL, reads the same bytes, numbers and exits from the files, and continues the session if a client starts more
 //! processes.
 
-use std::{fs, path::PathBuf};
-
-use serde_json::{Value, json};
-
-use testkit::{Client, TestServer, chunk_bytes, kill, modern, sh, wait_for, with};
+use crate::prelude::*;
 
 /// Output of more than two segments, and all the ways in which processes end.
 const JOBS: [(&str, &str); 4] = [

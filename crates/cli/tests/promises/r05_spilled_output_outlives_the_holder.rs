@@ -1,15 +1,7 @@
 //! R5: output that was spilled to disk survives SIGKILL of the holder, up to a torn last record, which is dropped and counted. Output in
 //! memory is lost, and the client is informed.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-};
-
-use serde_json::{Value, json};
-
-use testkit::{Client, TestServer, chunk_bytes, decode_base64, kill, modern, sh, stop, wait_for, wait_gone, with};
+use crate::prelude::*;
 
 /// Numbered lines of eight bytes: 20 MiB of them, a quarter more than a log may keep in memory.
 const LINES: usize = 5 << 19;

@@ -1,14 +1,7 @@
 //! R8: a process that has ended is always reported as ended, even at its quota. `kill` always ends it, and a command that waits for it
 //! prints why it makes no progress. Output is dropped only if the user chose that or the reader already has it, and it is counted.
 
-use std::process::{Command, Output, Stdio};
-
-use serde_json::{Value, json};
-
-use testkit::{
-    Client, Running, TestServer, binary, chunk_bytes, decode_base64, end_of, kill, read_until, sh, spawn, text,
-    wait_for,
-};
+use crate::prelude::*;
 
 const MIB: u64 = 1 << 20;
 

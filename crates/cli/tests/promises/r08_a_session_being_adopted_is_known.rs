@@ -1,20 +1,7 @@
 //! R8, second half: a session whose holder does not answer a restarted server is still known. A resume gets a retryable error or is held,
 //! our own clients wait and print why, and nothing is lost when the holder continues.
 
-use std::{
-    fs,
-    io::Read as _,
-    path::PathBuf,
-    process::{Child, Command, Stdio},
-    thread,
-    time::{Duration, Instant},
-};
-
-use rustix::process::Signal;
-use serde_json::{Value, json};
-
-use crate::promises::token_helpers;
-use testkit::{RpcError, TestServer, assert_error, binary, read_until, send_signal, sh, stop, text, wait_for};
+use crate::prelude::*;
 
 /// A server that was killed and restarted while its only holder was stopped.
 struct Story {

@@ -1,15 +1,8 @@
 //! R9: nothing that is kept per process or session is unbounded: names, arguments and lists have limits, and no message exceeds the limits
 //! of the protocol. A thousand processes with the longest names and arguments are listed in pages, before and after a restart.
 
-use std::{
-    collections::BTreeSet,
-    process::{Command, Stdio},
-};
-
+use crate::prelude::*;
 use exec_server_protocol::limits;
-use serde_json::{Value, json};
-
-use testkit::{Client, TestServer, assert_error, binary, modern, start_params, text, with};
 
 const PROCESSES: usize = 1024;
 

@@ -10,23 +10,9 @@
 //! A busy machine can delay any single run. So the shortest time of a few runs counts, and each run also counts the connections it made: a
 //! second attempt is a failure regardless of the time.
 
-use std::{
-    env, fs,
-    io::{Read as _, Write as _},
-    net::{SocketAddr, TcpListener},
-    path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
-    thread,
-    time::{Duration, Instant},
-};
+use std::{env, net::SocketAddr, sync::atomic::AtomicU32};
 
-use tempfile::TempDir;
-
-use testkit::{Authority, DEADLINE, TestServer, binary, finish_child, pty, spawn, text};
+use crate::prelude::*;
 
 /// The promised time.
 const BOUND: Duration = Duration::from_millis(500);

@@ -3,7 +3,7 @@
 //! configuration that is too open fails at once, and the error names the flag. Host names are not accepted as addresses, because they could
 //! resolve to another address tomorrow.
 
-use testkit::{Authority, Builder, Client, TestServer, wait_for};
+use crate::prelude::*;
 
 #[test]
 fn by_default_it_listens_on_loopback_with_a_token_of_256_bits() {

@@ -1,8 +1,7 @@
 //! S2: an unauthenticated client gets 401 before the server keeps any state for it, on every route except the two health routes. The types
 //! ensure that no route skips authentication; see the compile-fail example in `server::admission`.
 
-use crate::promises::upgrade;
-use testkit::{Authority, Reply, Shown, TestServer, http, http_tls, http_unix};
+use crate::prelude::*;
 
 const TARGETS: &str = "\
     / /?token= /?token=wrong /rpc /ws /metrics /admin /favicon.ico /healthzz /healthz/ /readyz/x \

@@ -1,8 +1,7 @@
 //! S3, authentication of native clients: a token is accepted in `Authorization: Bearer` or as `?token=` in the URL. No cookie, Basic auth,
 //! subprotocol or first message is accepted. If a client sends several tokens, all of them must be right.
 
-use crate::promises::upgrade;
-use testkit::{Client, TestServer, http};
+use crate::prelude::*;
 
 #[test]
 fn the_token_opens_by_url_and_by_header() {

@@ -1,9 +1,6 @@
 //! S3: a token arrives in a header or in the URL. It never appears in a log line of any level, an answer or an audit record.
 
-use std::{fs, process::Command};
-
-use crate::promises::{token_helpers, upgrade};
-use testkit::{Client, TestServer, binary, http, start_params};
+use crate::prelude::*;
 
 #[test]
 fn a_token_is_in_no_log_line_and_no_answer_whichever_way_it_came() {

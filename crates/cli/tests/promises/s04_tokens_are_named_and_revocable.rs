@@ -2,17 +2,7 @@
 //! whose token is revoked or expires is disconnected within a second, and no other client is. (`server::access::table` tests that comparing
 //! takes constant time.)
 
-use std::{
-    fs,
-    process::Command,
-    thread,
-    time::{Duration, Instant},
-};
-
-use serde_json::json;
-
-use crate::promises::token_helpers;
-use testkit::{Client, TestServer, binary, mode_of, set_mode, start_params, text, wait_for};
+use crate::prelude::*;
 
 /// The close code of a connection whose access has ended.
 const ACCESS_ENDED: u16 = 4001;

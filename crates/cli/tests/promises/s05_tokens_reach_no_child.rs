@@ -1,20 +1,7 @@
 //! S5: the owner's token comes from a file that others cannot read, an fd, the credentials of a service or the environment, and never from
 //! an argument. In every case, no command line and no environment of server, spawner, holders and children contains it.
 
-use std::{
-    collections::BTreeSet,
-    fs::{self, File},
-    io::{BufRead as _, BufReader},
-    path::Path,
-    process::Stdio,
-};
-
-use serde_json::json;
-
-use testkit::{
-    Client, TestServer, decode_base64, descendants, inherit_all, marked, mode_of, send_signal, set_mode, start_params,
-    text, wait_for, wait_gone,
-};
+use crate::prelude::*;
 
 const SECRET: &str = "Tok-3f1d2c7b9a8e4d6f-of-this-test";
 

@@ -1,8 +1,7 @@
 //! S6: any `Origin` is refused with 403 before the token is checked, and so is `Sec-Fetch-Site` other than `same-origin` and `none`. No
 //! answer has a CORS header or a cookie.
 
-use crate::promises::upgrade;
-use testkit::{Reply, TestServer, http, http_unix};
+use crate::prelude::*;
 
 fn origins(host: &str, port: &str) -> Vec<String> {
     let others = "\

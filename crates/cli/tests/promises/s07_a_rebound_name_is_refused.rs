@@ -2,14 +2,9 @@
 //! any port, on every route except the two health routes. A page that makes its own name resolve to us sends that name; a client behind a
 //! forwarded port sends our name with another port.
 
-use std::{
-    io,
-    net::{Shutdown, TcpListener, TcpStream},
-    thread,
-};
+use std::{io, net::Shutdown};
 
-use crate::promises::upgrade;
-use testkit::{Client, TestServer, http};
+use crate::prelude::*;
 
 #[test]
 fn a_rebound_name_is_forbidden_unless_it_is_allowed() {

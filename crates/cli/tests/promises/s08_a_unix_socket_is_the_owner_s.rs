@@ -4,20 +4,9 @@
 //! Missing directories are created with mode 0700, so that `unix:///run/user/1000/x/y.sock` works if `x` is new. An existing directory is
 //! left as it is, and refused if it is unsafe.
 
-use std::{
-    fs,
-    io::ErrorKind,
-    os::unix::{
-        fs::{PermissionsExt as _, symlink},
-        net::UnixStream,
-    },
-    path::Path,
-    process::{Command, Stdio},
-    time::Instant,
-};
+use std::{io::ErrorKind, os::unix::net::UnixStream};
 
-use crate::promises::upgrade;
-use testkit::{DEADLINE, TestServer, http_unix, mode_of, refused, send_signal, set_mode, text, wait_for};
+use crate::prelude::*;
 
 #[test]
 fn a_unix_socket_is_closed_to_others_and_needs_no_token() {

@@ -2,19 +2,11 @@
 //! alternative name is the principal. The files are reloaded without a restart, and a broken pair changes nothing. Only TLS 1.3 is used
 //! unless a flag says otherwise.
 
-use std::{
-    fs,
-    process::{Command, Output},
-};
-
 use rcgen::SanType;
 use rustls::version::{TLS12, TLS13};
 use rustls_pki_types::pem::PemObject as _;
-use sha2::{Digest as _, Sha256};
-use tempfile::TempDir;
 
-use crate::promises::upgrade;
-use testkit::{Authority, Builder, Identity, Shown, TestServer, binary, http_tls, secure, set_mode, text, wait_for};
+use crate::prelude::*;
 
 /// Authorities for servers and clients, and a server certificate.
 struct World {

@@ -2,12 +2,9 @@
 //! address, not by a name, not by a redirect, not by a proxy. It also gets nothing from the server's variables. A principal that may start
 //! processes can reach what its processes can reach.
 
-use std::{fs, os::fd::AsFd as _};
+use std::os::fd::AsFd as _;
 
-use serde_json::{Value, json};
-
-use crate::promises::token_helpers;
-use testkit::{Client, RpcError, Target, TestServer, assert_error, target, wait_for};
+use crate::prelude::*;
 
 fn get(client: &mut Client, url: &str) -> Result<Value, RpcError> {
     client.call("http/request", json!({"method": "GET", "url": url, "requestId": "r"}))

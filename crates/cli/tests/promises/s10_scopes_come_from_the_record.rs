@@ -2,16 +2,12 @@
 //! is refused without it, before it has any effect. Processes start only below the granted roots and with the granted variables, and in a
 //! sandbox if the file requires it. One principal sees nothing of another.
 
-use std::fs;
-
-use exec_server_protocol::method::{METHODS, MethodInfo, Scope};
-use serde_json::{Value, json};
-
-use crate::promises::{
-    sandbox_helpers::{self, Ground, confined},
-    token_helpers,
+use crate::{
+    prelude::*,
+    promises::sandbox_helpers::{self, Ground},
 };
-use testkit::{Target, TestServer, assert_error, inherit_all, kind_or_ok as kind, start_params, text, with};
+use exec_server_protocol::method::{METHODS, MethodInfo, Scope};
+use testkit::kind_or_ok as kind;
 
 /// Calls a method with empty params on a new connection, because some methods end it.
 fn call(server: &TestServer, token: &str, method: &MethodInfo) -> String {

@@ -1,16 +1,7 @@
 //! S11: a session id has 122 random bits and never appears whole in a log. Only the principal that created the session can resume it. A
 //! client that guesses ids waits longer and longer, is recorded in the audit log, and delays no other client.
 
-use std::{
-    collections::BTreeSet,
-    fs, thread,
-    time::{Duration, Instant},
-};
-
-use serde_json::{Value, json};
-
-use crate::promises::token_helpers;
-use testkit::{Client, TestServer, start_params, wait_for, with};
+use crate::prelude::*;
 
 fn resume(id: &str) -> Value {
     json!({"clientName": "test", "resumeSessionId": id})

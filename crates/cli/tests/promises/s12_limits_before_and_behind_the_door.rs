@@ -2,20 +2,10 @@
 //! connections or fails too often loses only its own places and is answered late. After authentication messages are limited in size, depth,
 //! values and keys, requests in number, and all incoming bytes by one budget of the server.
 
-use std::{
-    io::{Read as _, Write as _},
-    net::TcpStream,
-    thread,
-    time::{Duration, Instant},
+use crate::{
+    prelude::*,
+    promises::hand_written_websocket::{Raw, Said, header},
 };
-
-use serde_json::json;
-
-use crate::promises::{
-    hand_written_websocket::{Raw, Said, header},
-    upgrade,
-};
-use testkit::{Client, DEADLINE, TestServer, assert_error, http, kill, sh, stop, wait_for};
 
 const MIB: u64 = 1 << 20;
 

@@ -1,8 +1,10 @@
 //! S13: nothing is compressed. An offer of `permessage-deflate` is not accepted, and a frame that is marked as compressed closes its
 //! connection before anything is inflated.
 
-use crate::promises::hand_written_websocket::{Raw, Said};
-use testkit::TestServer;
+use crate::{
+    prelude::*,
+    promises::hand_written_websocket::{Raw, Said},
+};
 
 /// The beginning of a deflate block in which each zero byte stands for 1032 bytes of output.
 const BOMB: &[u8] = b"\xec\xc1\x01\x01\x00\x00\x00\x80\x90\xfe\xaf\xee\x08\x0a";

@@ -1,9 +1,7 @@
 //! S14: a child has exactly the fds 0, 1 and 2, even if the server, its spawner and its holder have others open, and however many children
 //! are started at once. The fd limit, signal dispositions and umask are those with which the server was started, or the defaults.
 
-use serde_json::json;
-
-use testkit::{TestServer, sh, start_params, with};
+use crate::prelude::*;
 
 /// A server that was started with open fds, limits and signal dispositions that a child must not inherit.
 fn untidy() -> TestServer {

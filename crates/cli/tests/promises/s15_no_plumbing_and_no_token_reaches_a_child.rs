@@ -2,12 +2,10 @@
 //! manager and token names, in any case. The request adds its variables, except token names. `LD_…` of a request affects only the program,
 //! never holder, spawner or server.
 
-use std::{collections::BTreeSet, fs};
-
-use serde_json::{Value, json};
-
-use crate::promises::host_helpers::{compile, family};
-use testkit::{Client, TestServer, inherit_all, sh, start_params, text, with};
+use crate::{
+    prelude::*,
+    promises::host_helpers::{compile, family},
+};
 
 /// Names that must not be inherited from the server, in several spellings.
 const PLUMBING: &str = "\

@@ -2,19 +2,13 @@
 //! whichever user runs the server. The same requests without the sandbox do, which proves that the race is real. `cargo xtask faults --only
 //! F27` runs it longer.
 
-use std::{
-    fs,
-    os::unix::fs::symlink,
-    sync::atomic::{AtomicBool, Ordering},
-    thread,
-};
-
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
-use serde_json::{Value, json};
 
-use crate::promises::sandbox_helpers::{Ground, USERS, confined, path, sandbox, server_of, special};
-use testkit::Client;
+use crate::{
+    prelude::*,
+    promises::sandbox_helpers::{Ground, USERS, path, server_of, special},
+};
 
 /// Rounds of requests in each sandbox.
 const ROUNDS: usize = 150;

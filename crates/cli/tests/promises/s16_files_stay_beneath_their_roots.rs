@@ -1,19 +1,10 @@
 //! S16: file methods resolve a path below the roots of their principal with one system call: a race that swaps a directory for a symlink
 //! finds no gap. Only regular files are opened.
 
-use std::{
-    fs,
-    os::unix::fs::symlink,
-    path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
-    thread,
-    time::{Duration, Instant},
-};
-
-use serde_json::{Value, json};
+use std::sync::atomic::AtomicU64;
 
 use super::{on, token_helpers};
-use testkit::{Client, TestServer, assert_error, decode_base64, encode_base64};
+use crate::prelude::*;
 
 /// Operations in the race. Set `EXEC_SERVER_RACE=200000` for a longer run.
 const RACE: u64 = 3000;

@@ -1,13 +1,10 @@
 //! S17: every child leads its own session, with or without a terminal, and only its own terminal controls it. A child cannot reach the
 //! terminal in which the server was started, nor inject input into it; in a sandbox not even into its own.
 
-use serde_json::{Value, json};
-
-use crate::promises::{
-    host_helpers::compile,
-    sandbox_helpers::{confined, sandbox, special},
+use crate::{
+    prelude::*,
+    promises::{host_helpers::compile, sandbox_helpers::special},
 };
-use testkit::{Client, TestServer, binary, marked, start_params, tty, wait_gone, with};
 
 /// Tries to get at a terminal and prints a line for each attempt. The second ioctl number differs in bits that the kernel ignores.
 const INTRUDER: &str = r#"

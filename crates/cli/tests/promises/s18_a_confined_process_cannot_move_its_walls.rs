@@ -2,14 +2,11 @@
 //! components that lead to them cannot be renamed, symlinks that could be changed decide nothing, and a denied path that does not exist
 //! cannot be created.
 
-use std::{fs, os::unix::fs::symlink, path::PathBuf};
-
-use serde_json::{Value, json};
-
-use crate::promises::sandbox_helpers::{
-    USERS, confined, path, pattern, said_in, sandbox, special, stage, workspace_with,
+use crate::{
+    prelude::*,
+    promises::sandbox_helpers::{USERS, path, pattern, said_in, special, stage, workspace_with},
 };
-use testkit::{Client, kind_or_ok as kind, set_mode, sh};
+use testkit::kind_or_ok as kind;
 
 /// Runs two scripts one after the other in the same sandbox; returns the output of each.
 fn in_turn(client: &mut Client, policy: &Value, scripts: [String; 2]) -> [String; 2] {

@@ -2,17 +2,13 @@
 //! sandbox can do all of it, so each refusal comes from the sandbox. The answer reports what was applied. If a policy cannot be enforced,
 //! nothing starts, also if Landlock is not available.
 
-use std::{fs, net::TcpListener};
-
-use serde_json::{Value, json};
-
-use crate::promises::{
-    host_helpers::compile,
-    sandbox_helpers::{
-        Ground, USERS, confined, path, pattern, said_in, sandbox, special, stage, unrestricted, workspace,
+use crate::{
+    prelude::*,
+    promises::{
+        host_helpers::compile,
+        sandbox_helpers::{Ground, USERS, path, pattern, said_in, special, stage, unrestricted, workspace},
     },
 };
-use testkit::{Client, TestServer, assert_error, encode_base64, piped, sh, start_params, tty, wait_for, with};
 
 /// A script that runs each line and prints its number and whether it worked.
 fn tries(lines: &[String]) -> String {

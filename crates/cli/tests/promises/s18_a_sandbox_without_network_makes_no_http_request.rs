@@ -1,9 +1,7 @@
 //! S18: a process without network access cannot use the server to get it. In a sandbox with a restricted network `http/request` is refused,
 //! no matter which side enforces the sandbox; the error says so, and nothing is sent.
 
-use serde_json::{Value, json};
-
-use testkit::{Target, TestServer, assert_error};
+use crate::prelude::*;
 
 #[test]
 fn http_requests_are_refused_while_the_network_is_restricted() {

@@ -2,20 +2,15 @@
 //! cannot change the audit log, cannot connect to their sockets, cannot signal them and cannot change their limits. It cannot inject
 //! terminal input, trace, mount, create namespaces, or gain privileges.
 
-use std::{
-    fs,
-    os::unix::{fs::chown, net::UnixDatagram},
-};
+use std::os::unix::{fs::chown, net::UnixDatagram};
 
-use serde_json::json;
-
-use crate::promises::{
-    host_helpers::{NOBODY, compile, family},
-    sandbox_helpers::{
-        USERS, confined, path, said_in, sandbox, special, stage, unrestricted, workspace, workspace_with,
+use crate::{
+    prelude::*,
+    promises::{
+        host_helpers::{compile, family},
+        sandbox_helpers::{USERS, path, said_in, special, stage, unrestricted, workspace, workspace_with},
     },
 };
-use testkit::{TestServer, set_mode, sh, start_params, with};
 
 /// Each output line is one attempt: its name and the error, or `done`.
 const TRIES: &str = r#"

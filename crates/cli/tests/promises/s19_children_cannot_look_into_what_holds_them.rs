@@ -2,12 +2,7 @@
 //! the trust boundary: it can read the token file. With `--run-as` the child is another user, and cannot read that file or the memory of
 //! server or holder, nor connect to the holder's socket.
 
-use std::{fs, os::unix::fs::MetadataExt as _};
-
-use serde_json::json;
-
-use crate::promises::host_helpers::{NOBODY, family};
-use testkit::{Client, TestServer, inherit_all, set_mode, sh, start_params, text, tty, with};
+use crate::{prelude::*, promises::host_helpers::family};
 
 #[test]
 fn server_spawner_and_holder_belong_to_root_in_proc_whoever_runs_them() {

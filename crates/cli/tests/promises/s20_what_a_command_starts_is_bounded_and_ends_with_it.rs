@@ -2,16 +2,10 @@
 //! the control group in one step; without one it kills process group, session and descendants. Nothing outlives its session or the death of
 //! its holder.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    time::{Duration, Instant},
+use crate::{
+    prelude::*,
+    promises::host_helpers::{compile, groups_of, has_group_kill, has_group_pids, within},
 };
-
-use serde_json::json;
-
-use crate::promises::host_helpers::{compile, groups_of, has_group_kill, has_group_pids, within};
-use testkit::{Client, TestServer, kill, marked, sh, start_params, wait_for, wait_gone};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -1,10 +1,6 @@
 //! S21: memory per session is bounded for any output rate, and a slow client blocks only its own processes.
 
-use std::{fs, time::Duration};
-
-use serde_json::{Value, json};
-
-use testkit::{Client, TestServer, decode_base64, encode_base64, modern, start_params, wait_for};
+use crate::prelude::*;
 
 const FLOODS: u64 = 4;
 const MIB: u64 = 1 << 20;

@@ -2,17 +2,10 @@
 //! memory is bounded for all data that a server may send is tested in the client crate, with servers that lie, flood, skip and repeat:
 //! `crates/client/tests/scripted/hostile.rs`, `hostile_numbers.rs` and `flood.rs`.
 
-use std::{
-    io::{Read as _, Write as _},
-    net::{SocketAddr, TcpListener},
-    process::Command,
-    thread::{self, JoinHandle},
-    time::Duration,
-};
+use std::{net::SocketAddr, thread::JoinHandle};
 
+use crate::prelude::*;
 use exec_server_client::{Builder, Client, Token, transport::Tls};
-
-use testkit::{Authority, DEADLINE, TestServer, binary, text, wait_for};
 
 const SECRET: &str = "tok-5a1d0c93e7b24f68";
 

@@ -2,17 +2,7 @@
 //! token, no stdin and no value of a variable. If it cannot be written, strict mode refuses starts and HTTP requests, and best-effort mode
 //! counts the lost records.
 
-use std::{
-    fs::{self, File},
-    io::{BufRead as _, BufReader, Write as _},
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-};
-
-use serde_json::{Value, json};
-
-use crate::promises::{token_helpers, upgrade};
-use testkit::{Client, Target, TestServer, encode_base64, http, kind_or_ok, start_params, text, wait_for, with};
+use crate::prelude::*;
 
 fn events(path: &Path) -> Vec<String> {
     token_helpers::lines(path).iter().map(|line| line["event"].as_str().unwrap_or_default().to_owned()).collect()

@@ -3,26 +3,13 @@
 //! device and inode, so neither a symlink nor a bind mount (of the state directory, of a directory below it, of one file) nor a hard link
 //! helps.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    os::unix::fs::symlink,
-    path::{Path, PathBuf},
-    process::Command,
-};
-
-use serde_json::{Value, json};
-
 use super::{
     on,
     sandbox_helpers::{confined, path, said_in, sandbox, special, unrestricted},
     token_helpers,
 };
-use testkit::{
-    Authority, Client, TestServer, encode_base64, sh, start_params,
-    target::{self, Target},
-    text,
-};
+use crate::prelude::*;
+use testkit::target::Target;
 
 /// A server in its own mount namespace, with every kind of file that it can have, and a directory for other names of them.
 struct World {

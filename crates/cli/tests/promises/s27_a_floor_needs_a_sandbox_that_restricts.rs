@@ -2,15 +2,12 @@
 //! methods. A policy restricts nothing if it is not `managed`, leaves files `unrestricted`, or makes `/` writable, even with exceptions. No
 //! policy, refused or not, gives access to the server's token.
 
-use std::os::unix::fs::symlink;
-
-use serde_json::{Value, json};
-
 use super::{
     sandbox_helpers::{self, Ground, confined, path, sandbox, special, unrestricted},
     token_helpers,
 };
-use testkit::{Client, TestServer, encode_base64, kind_or_ok as kind, start_params, text, with};
+use crate::prelude::*;
+use testkit::kind_or_ok as kind;
 
 /// Policies that restrict nothing, each with a name.
 fn open_policies(ground: &Ground) -> Vec<(&'static str, Value)> {

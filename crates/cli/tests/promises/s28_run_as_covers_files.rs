@@ -1,20 +1,14 @@
 //! S28: with `--run-as` everything that the server does for a principal is done as that user, including file methods. Each method refuses
 //! what only root may access, and created files belong to the user. This holds for the owner too, inside and outside of a sandbox.
 
-use std::{
-    fs,
-    os::unix::fs::{MetadataExt as _, chown},
-    path::PathBuf,
-};
-
-use serde_json::{Value, json};
+use std::os::unix::fs::chown;
 
 use super::{
     host_helpers::NOBODY,
     on as file_params,
     sandbox_helpers::{confined, path, sandbox, special},
 };
-use testkit::{Client, TestServer, decode_base64, mode_of, set_mode, with};
+use crate::prelude::*;
 
 /// A directory of `nobody`, and a file and directories that only root can access.
 struct Places {

@@ -1,12 +1,10 @@
 //! S29: a sandboxed process cannot write to `/proc` or `/sys`, even if its files are unrestricted, and it cannot reach System V IPC objects
 //! or POSIX message queues of processes outside.
 
-use std::{path::Path, process::Command};
-
-use serde_json::Value;
-
-use crate::promises::sandbox_helpers::{USERS, path, said_in, sandbox, server_of, special, unrestricted};
-use testkit::{Client, TestServer, text};
+use crate::{
+    prelude::*,
+    promises::sandbox_helpers::{USERS, path, said_in, server_of, special, unrestricted},
+};
 
 /// Numbers of two system calls for which Perl has no function.
 const MQ_OPEN: u32 = if cfg!(target_arch = "x86_64") { 240 } else { 180 };

@@ -2,12 +2,7 @@
 //! A server that adds such characters to every text is used with every command that connects to a server, each on a real pty. The output of
 //! programs and files is excluded, because it is meant to be raw.
 
-use std::{fs, path::Path, process::Command};
-
-use serde_json::{Value, json};
-use tempfile::TempDir;
-
-use testkit::{Client, MessageProxy, Side, TestServer, Verdict, binary, pty, start_params, text, wait_for};
+use crate::prelude::*;
 
 /// Colours, a title, C1 codes, a cleared screen, a forged line of ours, bidirectional and invisible marks.
 const LIE: &str = "LIE\x1b[31m\x1b]0;title\x07\u{9b}2J\x7f\x08\r\nexec-server: forged\u{202e}\u{2066}\u{200f}\u{61c}";

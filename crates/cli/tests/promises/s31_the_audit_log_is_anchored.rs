@@ -1,18 +1,9 @@
 //! S31: the beginning and the end of the audit log are also recorded outside of the log. `audit verify` reports a removed head, a removed
 //! tail and a replaced file, across rotations and restarts. The log is opened without following symlinks.
 
-use std::{
-    fmt::Write as _,
-    fs,
-    os::unix::fs::{chown, symlink},
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fmt::Write as _, os::unix::fs::chown};
 
-use sha2::{Digest as _, Sha256};
-
-use crate::promises::{host_helpers::NOBODY, token_helpers};
-use testkit::{TestServer, binary, text, wait_for};
+use crate::prelude::*;
 
 /// Runs `audit verify`; asserts its exit code and that its output, on both streams, has these words.
 #[track_caller]

@@ -1,9 +1,7 @@
 //! S32: no principal can put an API key or a cloud credential of the server's environment into an HTTP header, whether the variable is set
 //! or not, in any case.
 
-use serde_json::{Value, json};
-
-use testkit::{Target, TestServer, assert_error, inherit_all, start_params};
+use crate::prelude::*;
 
 /// The names that the reference refuses, and our own.
 const REFUSED: &str = "\

@@ -1,16 +1,8 @@
 //! Helpers for the tests of sandboxes: policies in wire format, and directories inside and outside of them.
 
-use std::{
-    fs,
-    os::unix::fs::{PermissionsExt as _, chown},
-    path::{Path, PathBuf},
-};
+use std::os::unix::fs::chown;
 
-use serde_json::{Value, json};
-use tempfile::TempDir;
-
-use crate::promises::host_helpers::NOBODY;
-use testkit::{Client, TestServer, sh};
+use crate::prelude::*;
 
 /// The user that runs the server: root, or an unprivileged user, who needs a user namespace to create a view.
 pub(crate) const USERS: [&str; 2] = ["root", "nobody"];

@@ -1,14 +1,6 @@
 //! Helpers for the tests of access rules: runs the `token` and `audit` commands for a test's server, and builds URLs with a token.
 
-use std::{
-    fs,
-    path::Path,
-    process::{Command, Output},
-};
-
-use serde_json::Value;
-
-use testkit::{Client, TestServer, binary};
+use crate::prelude::*;
 
 /// Runs `exec-server token WORDS --state-dir DIR` for the server's directory.
 pub(crate) fn token(server: &TestServer, words: &[&str]) -> Output {

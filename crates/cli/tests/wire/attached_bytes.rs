@@ -1,11 +1,6 @@
 //! Bytes attached to messages: blocks of files in both directions, and attachments that are not allowed.
 
-use std::fs;
-
-use serde_json::{Value, json};
-use tungstenite::Message;
-
-use testkit::{Client, TestServer, assert_error, decode_base64};
+use crate::prelude::*;
 
 /// A message with attached bytes, assembled by hand.
 pub(crate) fn attached(json: &Value, bytes: &[u8]) -> Message {

@@ -1,12 +1,6 @@
 //! The dialect `binary_frames`: output and input of processes as frames, whole files as attached bytes, and invalid frames.
 
-use std::fs;
-
-use serde_json::{Value, json};
-use tungstenite::Message;
-
-use crate::wire::attached_bytes::attached;
-use testkit::{Client, Heard, TestServer, assert_error, piped, process, sh, start_params, with};
+use crate::{prelude::*, wire::attached_bytes::attached};
 
 /// A client with the dialect `binary`.
 fn connect(server: &TestServer) -> Client {

@@ -1,11 +1,11 @@
 //! The environment of a child: exactly as given without a policy, derived from the server's environment with one (spec 3.2, 3.7).
 
-use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+use std::os::unix::ffi::OsStrExt;
 
-use serde_json::{Value, json};
-
-use crate::wire::lines::{Lines, Wire};
-use testkit::{Client, TestServer, start_params, text, with};
+use crate::{
+    prelude::*,
+    wire::lines::{Lines, Wire},
+};
 
 /// The variables that a child gets by default.
 const CORE: [&str; 11] =

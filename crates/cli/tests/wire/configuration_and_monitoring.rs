@@ -1,17 +1,12 @@
 //! Configuration and monitoring by operators: limits, `--print-config`, metrics, service manager, JSON logs and `doctor`. Tested with the
 //! real program.
 
-use std::{
-    collections::BTreeMap,
-    os::{
-        linux::net::SocketAddrExt as _,
-        unix::net::{SocketAddr, UnixDatagram},
-    },
+use std::os::{
+    linux::net::SocketAddrExt as _,
+    unix::net::{SocketAddr, UnixDatagram},
 };
 
-use serde_json::{Value, json};
-
-use testkit::{TestServer, assert_members, http, http_unix, start_params, text, wait_for, with, write_params};
+use crate::prelude::*;
 
 #[test]
 fn a_session_beyond_the_bound_is_refused_and_those_that_are_there_are_resumed() {

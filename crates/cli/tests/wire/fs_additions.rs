@@ -1,22 +1,15 @@
 //! Our additions to file methods: atomic writes, preconditions (`ifMatch`), ranges and lines, drafts, modes and times. Failures are tested
 //! in `fs_failures.rs`.
 
-use std::{
-    ffi::OsStr,
-    fs,
-    os::unix::{
-        ffi::OsStrExt,
-        fs::{MetadataExt, PermissionsExt},
-    },
-    path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering},
-    thread,
+use std::os::unix::{
+    ffi::OsStrExt,
+    fs::{MetadataExt, PermissionsExt},
 };
 
-use serde_json::{Value, json};
-
-use crate::wire::fs_helpers::{Files, chunk, data, names};
-use testkit::{assert_error, encode_base64, modern, with};
+use crate::{
+    prelude::*,
+    wire::fs_helpers::{Files, chunk, data, names},
+};
 
 fn write(path: &Path, bytes: &[u8], more: Value) -> Value {
     with(json!({"path": path, "dataBase64": encode_base64(bytes)}), more)

@@ -1,18 +1,12 @@
 //! Files block by block: the reference's tests of streams (specification 10.4, `file_stream.rs`) and of walks, over the wire. Drafts are
 //! tested in `fs_additions.rs`.
 
-use std::{
-    ffi::OsStr,
-    fs,
-    os::unix::ffi::OsStrExt,
-    path::Path,
-    time::{Duration, Instant},
+use std::os::unix::ffi::OsStrExt;
+
+use crate::{
+    prelude::*,
+    wire::fs_helpers::{Files, chunk, data, uri},
 };
-
-use serde_json::{Value, json};
-
-use crate::wire::fs_helpers::{Files, chunk, data, uri};
-use testkit::fifo;
 
 fn block(id: &str, offset: u64, len: u64) -> Value {
     json!({"handleId": id, "offset": offset, "len": len})

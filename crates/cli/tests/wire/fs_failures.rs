@@ -1,18 +1,12 @@
 //! Failures of file methods: dangling and circular symlinks, files that change while they are read, huge or vanishing directories, a full
 //! disk, clients that disconnect. Roots are tested in the promise S16.
 
-use std::{
-    fs,
-    os::unix::fs::{MetadataExt, PermissionsExt as _},
-    path::Path,
-    sync::atomic::{AtomicBool, Ordering},
-    thread,
+use std::os::unix::fs::MetadataExt;
+
+use crate::{
+    prelude::*,
+    wire::fs_helpers::{Files, data},
 };
-
-use serde_json::{Value, json};
-
-use crate::wire::fs_helpers::{Files, data};
-use testkit::{TestServer, assert_error, encode_base64, modern};
 
 #[test]
 fn links_that_lead_nowhere_or_in_a_circle_are_clear_errors() {

@@ -1,13 +1,6 @@
 //! Helpers for the tests of `fs/*`: short calls on the wire, and a private directory for each test.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
-
-use serde_json::{Value, json};
-
-use testkit::{Client, RpcError, TestServer, decode_base64, encode_base64};
+use crate::prelude::*;
 
 /// A server, a client of it, and a directory.
 pub(crate) struct Files {

@@ -1,16 +1,12 @@
 //! The reference's tests of files (specification 10.2 and 10.4), over the wire: whole files, directories, links, copies, removal. Our
 //! additions are tested in `fs_additions.rs`; sandboxes have their own tests.
 
-use std::{
-    fs,
-    os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
-    thread,
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+
+use crate::{
+    prelude::*,
+    wire::fs_helpers::{Files, data, names, uri},
 };
-
-use serde_json::{Value, json};
-
-use crate::wire::fs_helpers::{Files, data, names, uri};
-use testkit::{TestServer, assert_error, encode_base64, fifo};
 
 #[test]
 fn file_system_get_metadata_returns_expected_fields() {

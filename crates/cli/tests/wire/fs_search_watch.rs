@@ -1,17 +1,6 @@
 //! `fs/search`, `fs/glob` and `fs/watch` on the wire: pages, limits, file names, cancellation, slow readers, and the end of the connection.
 
-use std::{
-    ffi::OsStr,
-    fs,
-    os::unix::{ffi::OsStrExt as _, fs::symlink},
-    path::Path,
-    time::{Duration, Instant},
-};
-
-use serde_json::{Value, json};
-use tempfile::TempDir;
-
-use testkit::{Client, TestServer, assert_members, decode_base64, resident, wait_for, with};
+use crate::prelude::*;
 
 fn tree() -> TempDir {
     tempfile::Builder::new().prefix("exec-server-seek-").tempdir().expect("make a tree")

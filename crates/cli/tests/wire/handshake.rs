@@ -1,8 +1,6 @@
 //! The handshake on the wire: gates, ids, envelopes, unknown methods and notifications (spec 1.1, 1.2, 1.4, 2.1, 5.1, 5.2).
 
-use serde_json::{Value, json};
-
-use testkit::{Client, TestServer, assert_error, pid_of, process, sh, with};
+use crate::prelude::*;
 
 /// The name of a family in the error texts that peers compare, and its methods.
 const GATED: [(&str, &str); 5] = [

@@ -1,23 +1,13 @@
 //! Holders that are killed, stopped or cannot be made: requests are answered, and a session is lost, kept or found again as documented.
 
-use std::{
-    collections::BTreeSet,
-    os::fd::OwnedFd,
-    sync::mpsc,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{os::fd::OwnedFd, sync::mpsc};
 
 use rustix::{
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
-    process::{Pid, Resource, Rlimit, Signal, prlimit},
+    process::{Pid, Resource, Rlimit, prlimit},
 };
-use serde_json::json;
 
-use testkit::{
-    Stopped, TestServer, assert_error, kill, pid_of, piped, process, resident, sh, start_params, wait_for, wait_gone,
-    wait_pid_gone, write_params,
-};
+use crate::prelude::*;
 
 // A write after the holder's death locked the stdin of the process twice. Each such write blocked one runtime thread, until no request was
 // answered.

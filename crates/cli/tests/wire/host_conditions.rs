@@ -1,12 +1,7 @@
 //! Conditions that the server inherits or finds in its environment: a file size limit, blocked signals, a disk without inodes, a state
 //! directory that disappears. Each may make a request fail, but none may end the server or running processes.
 
-use std::{fs, process::Command};
-
-use rustix::process::Signal;
-use serde_json::json;
-
-use testkit::{TestServer, binary, encode_base64, http, sh, start_params, wait_for, with};
+use crate::prelude::*;
 
 #[test]
 fn a_write_beyond_the_file_size_limit_is_an_error_and_the_server_lives() {

@@ -1,14 +1,9 @@
 //! `http/request` as in the reference: whole and streamed answers, host names, timeouts, redirects, proxies and headers from variables
 //! (spec 5.6).
 
-use std::{
-    io::Write as _,
-    sync::{Mutex, mpsc},
-};
+use std::sync::mpsc;
 
-use serde_json::{Value, json};
-
-use testkit::{Authority, Client, Target, TestServer, assert_error, assert_members, decoded, encode_base64, target};
+use crate::prelude::*;
 
 fn get(url: &str) -> Value {
     json!({"method": "GET", "url": url, "requestId": "r"})

@@ -1,20 +1,10 @@
 //! `http/request` beyond the reference: cancellation, windows, slow readers, the end of the connection, limits, and requests that are
 //! refused before anything is sent.
 
-use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
-        mpsc,
-    },
-    time::Duration,
-};
+use std::sync::{atomic::AtomicU64, mpsc};
 
+use crate::{prelude::*, wire::http_request::stream};
 use exec_server_protocol::limits;
-use serde_json::{Value, json};
-
-use crate::wire::http_request::stream;
-use testkit::{Client, Target, TestServer, assert_error, decoded, encode_base64, target, wait_for};
 
 /// A target that sends 64 KiB again and again, and reports when its client has disconnected.
 fn endless() -> (Target, Arc<AtomicU64>, mpsc::Receiver<()>) {

@@ -1,10 +1,6 @@
 //! Log and audit log contain only scheme, host and port of an HTTP request, at every level.
 
-use std::fs;
-
-use serde_json::json;
-
-use testkit::{Target, TestServer, encode_base64, target, wait_for};
+use crate::prelude::*;
 
 /// Strings that must appear nowhere.
 const SECRETS: [&str; 8] = [

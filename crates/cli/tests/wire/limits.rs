@@ -1,16 +1,7 @@
 //! Limits and fairness of a connection: sizes, waiting requests, clients that do not read (design sections 1 and 4, spec 1.3, 1.6).
 //! Performance is measured by the benchmark.
 
-use std::time::{Duration, Instant};
-
-use rustix::process::Signal;
-use serde_json::json;
-use tungstenite::Message;
-
-use testkit::{
-    Client, Stopped, TestServer, assert_error, decode_base64, fifo, modern, piped, process, release, resident, sh,
-    start_params, tty, wait_for, with,
-};
+use crate::prelude::*;
 
 /// Requests of reads of the process `p` that wait.
 fn long_polls(client: &mut Client, count: usize) -> Vec<i64> {

@@ -1,16 +1,13 @@
 //! A connection of any transport, and a server or a relay on its standard streams.
 
 use std::{
-    io::{BufRead, BufReader, Write},
-    process::{Child, ChildStdin, Command, Stdio},
+    io::{BufRead, Write},
+    process::ChildStdin,
     sync::mpsc::{Receiver, RecvTimeoutError, channel},
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
 };
 
-use serde_json::{Value, json};
-use tempfile::TempDir;
-
-use testkit::{Client, DEADLINE, TestServer, binary, decoded, marked, wait_for, wait_gone};
+use crate::prelude::*;
 
 /// A connection of any transport, one message at a time.
 pub(crate) trait Wire {

@@ -1,14 +1,6 @@
 //! The listeners of a real server: start, many connections, running out of fds, shutdown. Authentication is tested in `promises`.
 
-use std::{
-    fs,
-    net::TcpStream,
-    process::{Command, Stdio},
-};
-
-use serde_json::json;
-
-use testkit::{Client, TestServer, http, wait_for};
+use crate::prelude::*;
 
 #[test]
 fn a_lack_of_descriptors_does_not_end_the_server() {

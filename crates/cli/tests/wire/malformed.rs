@@ -1,10 +1,6 @@
 //! Malformed input of every kind: it gets an error answer, and the connection stays open (spec 1.1, 1.3, 1.4).
 
-use serde_json::json;
-use tungstenite::Message;
-
-use crate::wire::MALFORMED_PREFIX;
-use testkit::{Client, TestServer, assert_error, start_params, with};
+use crate::{prelude::*, wire::MALFORMED_PREFIX};
 
 #[track_caller]
 fn assert_malformed(client: &mut Client, text: &str) {

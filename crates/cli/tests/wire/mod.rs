@@ -38,8 +38,7 @@ mod transports;
 mod two_hosts;
 mod v0;
 
-use serde_json::{Value, json};
-use testkit::{encode_base64, start_params, with};
+use crate::prelude::*;
 
 /// How the reference begins its answer to a message that it cannot parse.
 pub(crate) const MALFORMED_PREFIX: &str = "failed to parse websocket JSON-RPC message from exec-server websocket";

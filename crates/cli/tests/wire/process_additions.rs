@@ -1,11 +1,7 @@
 //! Our additions to processes: terminal size, TERM, timeouts, EOF on stdin, resize, the overflow policy. Other sessions and readers are
 //! tested in `several_readers.rs`.
 
-use std::time::{Duration, Instant};
-
-use serde_json::{Value, json};
-
-use testkit::{Client, TestServer, assert_members, decode_base64, modern, piped, process, sh, tty, with};
+use crate::prelude::*;
 
 #[test]
 fn a_terminal_starts_with_the_size_and_the_term_that_were_asked_for() {

@@ -1,14 +1,7 @@
 //! `process/read`: the selection of output, the time of the answer, and the report of the end (spec 3.4, 3.8). Pushes are covered only as
 //! far as they must not disturb a reader.
 
-use std::time::{Duration, Instant};
-
-use serde_json::{Value, json};
-
-use crate::wire::GENERATIONS;
-use testkit::{
-    Client, TestServer, assert_members, chunk_bytes, decode_base64, fifo, piped, process, release, sh, with,
-};
+use crate::{prelude::*, wire::GENERATIONS};
 
 /// A process with three chunks `a`, `bb`, `ccc` (events 1 to 3), an exit with 7 (event 4) and the close (event 5).
 fn three_chunks(client: &mut Client, id: &str) {

@@ -1,13 +1,8 @@
 //! `process/start` and the events of a process, in the form of generations S and H (spec 3.1, 3.3, 3.7).
 
-use std::{fs, os::unix::fs::PermissionsExt, thread};
+use std::os::unix::fs::PermissionsExt;
 
-use serde_json::{Value, json};
-
-use crate::wire::GENERATIONS;
-use testkit::{
-    TestServer, assert_error, assert_members, fifo, pid_of, piped, process, release, sh, start_params, tty, with,
-};
+use crate::{prelude::*, wire::GENERATIONS};
 
 #[test]
 fn exec_server_starts_process_over_websocket() {

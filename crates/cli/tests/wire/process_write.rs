@@ -1,10 +1,7 @@
 //! `process/write`: its answers, the order of the bytes, and that a write id makes a write happen once (spec 3.5). EOF on stdin is tested
 //! in `process_additions.rs`.
 
-use serde_json::{Value, json};
-
-use crate::wire::GENERATIONS;
-use testkit::{Client, TestServer, encode_base64, piped, process, sh, start_params, tty, with};
+use crate::{prelude::*, wire::GENERATIONS};
 
 fn write(client: &mut Client, id: &str, bytes: &[u8]) -> Value {
     client.write(id, bytes)["status"].clone()

@@ -1,21 +1,13 @@
 //! Runs the examples of `PROTOCOL.md` against a real server, and checks its tables against the protocol crate. The beginning of that page
 //! says how to read an example.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs,
-    path::Path,
-};
-
+use crate::prelude::*;
 use exec_server_protocol::{
     capabilities::ServerCapabilities,
     failure::Kind,
     limits,
     method::{METHODS, NOTIFICATIONS},
 };
-use serde_json::{Value, json};
-
-use testkit::{Client, TestServer};
 
 /// A line of an example.
 #[derive(Debug)]

@@ -1,20 +1,7 @@
 //! Sessions over several connections: detach, resume, takeover, expiry, end (spec 2.2; design section 4). Survival of a server
 //! restart is tested here only once; the fault runs cover it.
 
-use std::{
-    collections::BTreeSet,
-    sync::atomic::{AtomicUsize, Ordering},
-    thread,
-    time::{Duration, Instant},
-};
-
-use serde_json::{Value, json};
-use tungstenite::Message;
-
-use testkit::{
-    Client, RpcError, TestServer, assert_error, chunk_bytes, encode_base64, fifo, modern, pid_of, piped, process,
-    release, sh, start_params, wait_for, wait_gone, wait_pid_gone, with,
-};
+use crate::prelude::*;
 
 fn resume_params(session: &str) -> Value {
     json!({"clientName": "test", "resumeSessionId": session})

@@ -1,13 +1,6 @@
 //! More than one reader: `process/list`, other sessions of the same principal, subscriptions, `process/forget`.
 
-use std::time::Duration;
-
-use serde_json::{Value, json};
-
-use testkit::{
-    Client, TestServer, assert_members, chunk_bytes, decode_base64, encode_base64, modern, pid_of, piped, process, sh,
-    start_params, tty, wait_for, with,
-};
+use crate::prelude::*;
 
 /// A server, the owner of a session with the session's id, and another client.
 fn owner_and_other() -> (TestServer, Client, String, Client) {

@@ -1,14 +1,6 @@
 //! `process/signal` and `process/terminate`: which processes they reach, their answers, and how the end is reported (spec 3.6, 3.7).
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    time::{Duration, Instant},
-};
-
-use serde_json::{Value, json};
-
-use testkit::{TestServer, fifo, pid_of, process, sh, start_params, tty, wait_for, wait_gone, wait_pid_gone, with};
+use crate::prelude::*;
 
 /// Names and numbers of signals whose default action ends a process.
 const DEADLY: &str = "HUP=1 INT=2 QUIT=3 ILL=4 TRAP=5 ABRT=6 BUS=7 FPE=8 KILL=9 USR1=10 SEGV=11 USR2=12 \

@@ -1,21 +1,10 @@
 //! The state directory of a real server: lock, token, location, what is left behind, and closed standard streams.
 
-use std::{
-    fs,
-    io::Read,
-    net::TcpListener,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-};
+use std::{io::Read, os::unix::fs::PermissionsExt};
 
-use rustix::process::Signal;
-use serde_json::json;
-
-use crate::wire::lines::{Lines, Wire};
-use testkit::{
-    Client, TestServer, descendants, fifo, marked, pid_of, refused, send_signal, start_params, text, wait_for,
-    wait_gone,
+use crate::{
+    prelude::*,
+    wire::lines::{Lines, Wire},
 };
 
 #[test]

@@ -2,21 +2,7 @@
 //! intended.
 #![allow(clippy::disallowed_methods, reason = "a test waits on the real clock")]
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
-    time::{Duration, Instant},
-};
-
-use serde_json::Value;
-
-use testkit::{Client, DEADLINE, TestServer, decode_base64, wait_for};
+use crate::prelude::*;
 
 /// Prefixes of the error texts that peers compare. The rest of such a text is compared too, unless it names a socket.
 const LITERALS: [&str; 6] =

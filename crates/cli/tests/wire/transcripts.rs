@@ -4,17 +4,12 @@
 //! except the literals of spec 0.1, session ids, ports, additional keys, and how the output of a child is cut into chunks. Where ours
 //! differs by decision, the test says so and gives the reason.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
+use std::os::unix::fs::PermissionsExt;
+
+use crate::{
+    prelude::*,
+    wire::transcript_replay::{Difference, Replay},
 };
-
-use serde_json::{Value, json};
-
-use crate::wire::transcript_replay::{Difference, Replay};
-use testkit::TestServer;
 
 fn same(_: &Value) -> Option<Value> {
     None

@@ -1,16 +1,11 @@
 //! The same core scenarios over WebSocket, Unix socket and standard streams, and the special cases of newline framing (spec 1.3, 2.2). The
 //! other files test scenarios in depth, over WebSocket.
 
-use std::{
-    io::Write,
-    process::{Child, Command, Stdio},
-};
+use std::io::Write;
 
-use serde_json::json;
-
-use crate::wire::lines::{Lines, Wire};
-use testkit::{
-    Client, TestServer, binary, encode_base64, pid_of, piped, process, sh, tty, wait_for, wait_pid_gone, write_params,
+use crate::{
+    prelude::*,
+    wire::lines::{Lines, Wire},
 };
 
 /// The scenarios that every transport must support.

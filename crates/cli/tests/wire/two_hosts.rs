@@ -1,11 +1,7 @@
 //! Client and server as two hosts: the server has its own mounts, pids, HOME and working directory, and shares only the loopback network
 //! with the client. Nothing of the client's side may be visible to it.
 
-use std::fs;
-
-use serde_json::json;
-
-use testkit::{Client, Elsewhere, start_params, with};
+use crate::prelude::*;
 
 #[test]
 fn a_process_on_the_other_host_sees_that_host_and_nothing_of_the_client() {

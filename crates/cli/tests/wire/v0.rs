@@ -1,12 +1,6 @@
 //! The first generation: `command/exec*` without a handshake (spec 1.4, 2.1, 3.1, 3.3, 3.5, 3.6; design section 4).
 
-use serde_json::{Value, json};
-
-use crate::wire::configuration_and_monitoring::metrics;
-use testkit::{
-    Client, TestServer, assert_error, decode_base64, encode_base64, fifo, pid_of, process, release, sh, start_params,
-    tty, wait_for, wait_pid_gone, with,
-};
+use crate::{prelude::*, wire::configuration_and_monitoring::metrics};
 
 /// Everything a V0 process reported, up to `command/exec/exited`.
 struct Said {

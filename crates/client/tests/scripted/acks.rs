@@ -3,14 +3,9 @@
 
 use std::io;
 
-use exec_server_client::{Client, Event, Process};
-use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::{
-    Door, Kind, Peer, both, collect, connect, is_pending, named, next, peer::read_result, running, settle, start, take,
-    within,
-};
+use crate::prelude::*;
 
 /// 256 KiB, so that an acknowledgement is due every 64 KiB, which is every fourth piece.
 const WINDOW: u64 = 256 << 10;

@@ -1,15 +1,8 @@
 //! A restarted server that is still adopting a session: the client waits, reports the reason, and gives up only when its own time is over.
 //! Other cuts are tested in `recovery`, other processes of foreign sessions in `other_sessions`.
 
-use std::time::Duration;
-
-use exec_server_client::{Attach, Client, ConnectionState, Error, ErrorKind, protocol::SessionId};
-use serde_json::json;
-use tokio::time::Instant;
-
-use crate::{
-    Door, Peer, SESSION, both, connect, connect_with, during, is_connected, lost, next, peer::CURRENT, within,
-};
+use crate::prelude::*;
+use exec_server_client::protocol::SessionId;
 
 const ADOPTING: &str = "session session-1 is being adopted: its holder process has not answered for 6 s; try again";
 

@@ -1,19 +1,10 @@
 //! Calls on one connection: matched by id, limited in number, without an implicit timeout, and ended by typed errors. The next connection
 //! is tested in `recovery`.
 
-use std::time::Duration;
-
+use crate::prelude::*;
 use exec_server_client::{
-    Client, ConnectionState, Error, ErrorKind,
     error::DISCONNECTED,
-    protocol::{environment::Status, failure::Kind as Word, process::Scope},
-};
-use futures_util::future::join_all;
-use serde_json::{Value, json};
-
-use crate::{
-    Kind, SESSION, both, connect, connect_with, error_kind, is_pending, named, peer::CURRENT, running, settle, start,
-    within,
+    protocol::{environment::Status, process::Scope},
 };
 
 const READY: &str = "ready";

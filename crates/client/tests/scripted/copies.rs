@@ -7,22 +7,19 @@ use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
-    time::Duration,
+    sync::Mutex,
 };
 
-use crate::{Door, Peer, both, connect, peer::CURRENT};
+use tempfile::TempDir;
+
+use crate::prelude::*;
 use exec_server_client::{
-    Client,
     cp::{self, CopyEndpoint, CopyObserver, CopyReport, NoObserver},
     fs::{
         CommitOptions, CreateOptions, EntryKind, FileErrorKind, FileSystem as _, LocalFiles, Moment, RemoteFiles,
         Written,
     },
 };
-use serde_json::{Value, json};
-use tempfile::TempDir;
-use tokio::time::Instant;
 
 /// How the server answers a request.
 enum Said {

@@ -1,8 +1,8 @@
 //! Formats events as short texts, so that a test can compare a whole sequence at once.
 
-use exec_server_client::{Error, ErrorKind, Event, Events, protocol::process::Stream};
-
 use super::within;
+use crate::prelude::*;
+use exec_server_client::{Events, protocol::process::Stream};
 
 /// Formats one event: `out 1 hello`, `err 2 oops`, `tty 3 $`, `gap 4-7 12`, `exit 8=0`, `close 9`, `failed Protocol: why`.
 pub(crate) fn spell(event: &Event) -> String {

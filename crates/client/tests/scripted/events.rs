@@ -1,17 +1,8 @@
 //! Events of processes: in order, once, and within limits. A failure of one process does not affect another. Acknowledgements are tested in
 //! `acks`, cuts in `recovery`.
 
-use std::time::Duration;
-
-use exec_server_client::{Error, Event, protocol::process::Cause};
-use serde_json::json;
-use tokio::time::Instant;
-
-use crate::{
-    Kind, both, collect, connect, is_pending, named, next,
-    peer::{CURRENT, read_result},
-    running, running_two, settle, spell, start, take, within,
-};
+use crate::{prelude::*, spell};
+use exec_server_client::protocol::process::Cause;
 
 const MIB: usize = 1 << 20;
 

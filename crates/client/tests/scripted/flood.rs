@@ -2,10 +2,7 @@
 
 use std::{env, process::Command};
 
-use exec_server_client::protocol::base64;
-use serde_json::json;
-
-use crate::{next, peer::CURRENT, running, settle};
+use crate::prelude::*;
 
 /// Set in the program that runs only this test.
 const ALONE: &str = "EXEC_SERVER_TEST_ALONE";

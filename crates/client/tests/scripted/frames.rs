@@ -1,15 +1,9 @@
 //! The dialect `binary`: frames by channel number, numbers that change or are unknown, and invalid frames.
 
+use crate::{peer::Peer, prelude::*};
 use exec_server_client::protocol::{
     frame::{OutputFrame, WriteFrame},
     process::Stream,
-};
-use serde_json::json;
-
-use crate::{
-    Kind, collect, connect, is_connected, named, next,
-    peer::{CURRENT, Peer},
-    running, running_two, start,
 };
 
 async fn channel(peer: &mut Peer, process: &str, channel: u32) {

@@ -1,16 +1,8 @@
 //! Creating a session: timeouts of the first connection, wrong answers to `initialize`, and what is sent and understood. Lost sessions are
 //! tested elsewhere.
 
-use std::time::Duration;
-
-use exec_server_client::{
-    Backoff, Builder, Client, Error, ErrorKind, Generation,
-    protocol::{failure::Kind as Word, initialize::Ttl},
-};
-use serde_json::{Value, json};
-use tokio::time::Instant;
-
-use crate::{Kind, SESSION, both, error_kind, is_connected, lost, peer::CURRENT, scripted, within};
+use crate::{prelude::*, scripted};
+use exec_server_client::{Backoff, Builder, Generation, protocol::initialize::Ttl};
 
 /// Opens a client whose server answers `initialize` with this result.
 async fn answered(builder: Builder, result: Value) -> Result<Client, Error> {

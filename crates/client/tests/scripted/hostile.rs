@@ -1,19 +1,9 @@
 //! Hostile servers at the level of messages and connections: the client reports a typed error, in bounded time and memory. Wrong numbers in
 //! well-formed messages are tested in `hostile_numbers`.
 
-use std::time::Duration;
+use futures_util::{FutureExt as _, stream::FuturesUnordered};
 
-use exec_server_client::{Client, ConnectionState, Error, ErrorKind, protocol::base64};
-use futures_util::{FutureExt as _, future::join_all, stream::FuturesUnordered};
-use serde_json::{Value, json};
-use tokio::time::Instant;
-
-use crate::{
-    Kind, Peer, SESSION, both, collect, connect, connect_by, connect_with, during, error_kind, is_connected,
-    is_pending, lost, named, next,
-    peer::{CURRENT, read_result},
-    running, settle, start, until, within,
-};
+use crate::prelude::*;
 
 /// Lines that are not a message, or that are not a valid notification.
 const GARBAGE: &[&[u8]] = &[

@@ -10,19 +10,15 @@ use std::{
         fs::{MetadataExt as _, PermissionsExt as _},
     },
     path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
 };
 
-use crate::{Peer, connect, peer::CURRENT};
+use tempfile::TempDir;
+
+use crate::prelude::*;
 use exec_server_client::{
-    Client,
     cp::{self, CopyEndpoint, CopyReport, NoObserver},
     fs::{BLOCK, FileSystem, LocalFiles, RemoteFiles},
-    protocol::base64,
 };
-use serde_json::{Value, json};
-use tempfile::TempDir;
 
 /// A directory with a target for copies, and a file outside of the target.
 struct Ground {

@@ -1,16 +1,7 @@
 //! Well-formed messages with numbers that no honest server sends: nothing overflows, and at most one process fails. Malformed messages are
 //! tested in `hostile`.
 
-use std::time::Duration;
-
-use exec_server_client::{Client, ConnectionState, ErrorKind, Event, Process};
-use serde_json::{Value, json};
-
-use crate::{
-    Kind, Peer, both, collect, connect, during, error_kind, is_connected, named, next,
-    peer::{CURRENT, read_result},
-    running, settle, start, take, within,
-};
+use crate::prelude::*;
 
 /// The largest number that the protocol can carry.
 const MAX: u64 = u64::MAX;

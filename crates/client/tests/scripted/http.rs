@@ -1,13 +1,10 @@
 //! HTTP bodies streamed by a scripted server: names, order, late pieces, too many pieces, missing pieces, and cuts (spec 5.6).
 
+use crate::prelude::*;
 use exec_server_client::{
-    Client, ConnectionState, ErrorKind,
     http::{Body, RedirectPolicy, Request, Response},
-    protocol::{base64, limits},
+    protocol::limits,
 };
-use serde_json::{Value, json};
-
-use crate::{Kind, Peer, both, connect, is_connected, is_pending, peer::CURRENT, settle, within};
 
 fn get() -> Request {
     Request::new("GET", "http://target.example/")

@@ -1,23 +1,8 @@
 //! Stdin through cuts and refusals: exactly once and in order if the server remembers write ids, and otherwise an honest error. Also tests
 //! that a start happens once despite cuts, and the drop of handles.
 
-use std::time::Duration;
-
-use exec_server_client::{
-    Client, Error, ErrorKind,
-    protocol::{
-        base64,
-        process::{CloseStdinStatus, WriteStatus},
-    },
-};
-use futures_util::future::join_all;
-use serde_json::{Value, json};
-
-use crate::{
-    Kind, Peer, SESSION, both, collect, connect, connect_with, is_pending, named, next,
-    peer::{CURRENT, Request, read_result},
-    running, running_two, settle, start, within,
-};
+use crate::{peer::Request, prelude::*};
+use exec_server_client::protocol::process::{CloseStdinStatus, WriteStatus};
 
 fn accepted() -> Value {
     json!({"status": "accepted"})

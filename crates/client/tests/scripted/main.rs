@@ -20,6 +20,7 @@ mod http;
 mod input;
 mod other_sessions;
 mod peer;
+mod prelude;
 mod recovery;
 mod reference;
 mod silent_link;

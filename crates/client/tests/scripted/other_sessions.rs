@@ -1,19 +1,7 @@
 //! Processes that existed before this client: in the client's session after a resume, and in other sessions.
 
-use std::time::Duration;
-
-use exec_server_client::{
-    Attach, Client, ConnectionState, Error, Event, Process,
-    protocol::{failure::Kind as Word, process::Scope},
-};
-use serde_json::{Value, json};
-use tokio::time::Instant;
-
-use crate::{
-    Kind, Peer, SESSION, both, collect, connect, connect_by, connect_with, is_connected, named, next,
-    peer::{CURRENT, read_result},
-    settle, start, take, within,
-};
+use crate::prelude::*;
+use exec_server_client::protocol::process::Scope;
 
 fn info(session: &str, exit: Option<i32>) -> Value {
     let usage = json!({"userMs": 1, "systemMs": 2, "maxRssBytes": 3});

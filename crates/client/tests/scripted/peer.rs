@@ -1,21 +1,16 @@
 //! One connection on the scripted server's side: reads the client's messages, answers them, or misbehaves.
 
-use std::{
-    collections::VecDeque,
-    ops::RangeInclusive,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::VecDeque, ops::RangeInclusive, sync::Mutex};
 
-use exec_server_client::protocol::{base64, capabilities::ServerCapabilities, message};
-use exec_server_rpc::{ByteStream, Framing, InboundFrame, Outbox, Receiver, TcpProbe};
-use serde_json::{Value, json};
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt as _},
-    time::{Instant, timeout},
+    time::timeout,
 };
 
 use super::{SESSION, within};
+use crate::prelude::*;
+use exec_server_client::protocol::{capabilities::ServerCapabilities, message};
+use exec_server_rpc::{ByteStream, Framing, InboundFrame, Outbox, Receiver, TcpProbe};
 
 /// The kind of server that is played.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,20 +1,8 @@
 //! Cut connections: the client notices, reconnects, and handles interrupted calls; or it cannot reconnect, and everything fails. Stdin is
 //! tested in `input`, reference servers in `reference`, and processes of other sessions in `other_sessions`.
 
-use std::time::Duration;
-
-use exec_server_client::{
-    Client, ConnectionState, Error, ErrorKind, error::DISCONNECTED, protocol::environment::Status,
-};
-use serde_json::{Value, json};
-use tokio::time::Instant;
-
-use crate::{
-    Door, Kind, Peer, SESSION, both, collect, connect, connect_by, connect_with, during, is_connected, is_pending,
-    lost, named, next,
-    peer::{CURRENT, read_result},
-    running, settle, start, take, until, within,
-};
+use crate::prelude::*;
+use exec_server_client::{error::DISCONNECTED, protocol::environment::Status};
 
 const EOF: &str = "peer closed the stream";
 

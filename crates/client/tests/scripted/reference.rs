@@ -1,12 +1,6 @@
 //! Cuts with reference servers: missed events are read back, and rebuilt from the answer.
 
-use exec_server_client::{Client, Process};
-use serde_json::{Value, json};
-
-use crate::{
-    Door, Kind, Peer, both, collect, connect, during, is_connected, is_pending, named, next, peer::read_result,
-    running, settle, start, take, within,
-};
+use crate::prelude::*;
 
 /// A process on a server of generation H, with one event before the link was cut.
 async fn cut_after_one() -> (Client, Process, Door) {

@@ -1,12 +1,7 @@
 //! A link that is open but silent: the client reports it after the requested time, and also reports its end. Links that end are tested in
 //! `recovery`.
 
-use std::time::Duration;
-
-use exec_server_client::{Client, ConnectionState};
-use serde_json::json;
-
-use crate::{connect_with, is_connected, peer::CURRENT, until};
+use crate::prelude::*;
 
 const SILENCE: Duration = Duration::from_secs(3);
 

@@ -1,14 +1,7 @@
 //! Servers of the first generation: `command/exec`, events without numbers, and no sessions, so that nothing can be resumed.
 
-use std::time::Duration;
-
-use exec_server_client::{
-    Attach, ConnectionState, Error, ErrorKind, Generation,
-    protocol::{base64, process::WriteStatus},
-};
-use serde_json::json;
-
-use crate::{Kind, Peer, both, collect, connect, error_kind, is_pending, named, next, running, settle, take, within};
+use crate::prelude::*;
+use exec_server_client::{Generation, protocol::process::WriteStatus};
 
 async fn delta(peer: &mut Peer, id: &str, stream: &str, text: &str) {
     let chunk = base64::encode(text.as_bytes());

@@ -1,14 +1,12 @@
 //! When all processes of a detached session have closed, the holder exits and leaves the files. A later holder restores
 //! them.
 
-use std::os::fd::AsFd;
-
-use exec_server_holder::archive_file::LeaseClock;
-use exec_server_holder::control::{CommandStatus, FromHolder, TTL_NONE, ToHolder};
-use exec_server_holder::{HolderConfig, HolderLimits, manifest};
+use crate::{
+    prelude::*,
+    support::{self, SECRET, TestServer},
+};
+use exec_server_holder::{archive_file::LeaseClock, manifest};
 use exec_server_log as log;
-
-use crate::support::{self, HolderRig, MIB, MS, SECRET, TestServer, TestSpawner, open_dir, pattern, spec};
 
 const AFTER_MS: u64 = 500;
 

@@ -1,11 +1,9 @@
 //! Encoding and decoding of control messages.
 
-use exec_server_holder::control::{
-    AnnouncedSegment, CommandStatus, FromHolder, OverflowPolicy, ProcessInfo, StartSpec, StartStage, ToHolder,
-    WriteStatus,
-};
-use exec_server_process::TerminalSize;
 use proptest::prelude::*;
+
+use crate::prelude::*;
+use exec_server_holder::control::{AnnouncedSegment, ProcessInfo, StartStage};
 
 fn every_command() -> Vec<ToHolder<'static>> {
     let spec = StartSpec {

@@ -1,13 +1,18 @@
 //! Control of a holder: adoption, epochs, secrets, invalid messages, and a controller that does not read.
 
 use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
 
-use exec_server_holder::control::{self, CommandStatus, FromHolder, ProcessInfo, StartSpec, ToHolder};
-use exec_server_holder::{Holder, HolderConfig, spawner};
 use rustix::fs::inotify;
 
-use crate::support::{HolderRig, MIB, SECRET, TestServer, TestSpawner, config, open_dir, pair, pattern, spec};
+use crate::{
+    prelude::*,
+    support::{SECRET, TestServer, config, pair},
+};
+use exec_server_holder::{
+    Holder,
+    control::{self, ProcessInfo},
+    spawner,
+};
 
 #[test]
 fn new_controller_learns_everything_and_the_old_one_is_closed() {

@@ -2,14 +2,11 @@
 
 use std::mem::MaybeUninit;
 
-use exec_server_holder::HolderLimits;
-use exec_server_holder::control::{CommandStatus, FromHolder, OverflowPolicy, StartSpec, TTL_NONE, ToHolder};
-use exec_server_holder::manifest::{self, MANIFEST_NAME};
-use exec_server_log::BlockReason;
-use exec_server_process::ScriptDriver;
 use rustix::fs::inotify;
 
-use crate::support::{HolderRig, MIB, TestSpawner, pattern, spec};
+use crate::prelude::*;
+use exec_server_holder::manifest::{self, MANIFEST_NAME};
+use exec_server_log::BlockReason;
 
 const CAP: u64 = 2 * MIB;
 

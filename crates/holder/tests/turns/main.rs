@@ -6,6 +6,7 @@ mod archive;
 mod control_messages;
 mod controllers;
 mod full_log;
+mod prelude;
 mod process_life;
 mod random_orders;
 mod session_end;

@@ -1,10 +1,8 @@
 //! Start, output, exit and close of processes.
 
-use exec_server_holder::control::{CommandStatus, FromHolder, StartSpec, StartStage, ToHolder};
+use crate::prelude::*;
+use exec_server_holder::control::StartStage;
 use exec_server_log::ExitCause;
-use exec_server_process::TerminalSize;
-
-use crate::support::{HolderRig, MIB, MS, pattern, shell, spec};
 
 #[test]
 fn output_exit_and_close_arrive_in_order() {

@@ -3,11 +3,9 @@
 
 use std::sync::LazyLock;
 
-use exec_server_holder::HolderLimits;
-use exec_server_holder::control::{FromHolder, OverflowPolicy, StartSpec, TTL_NONE, ToHolder};
 use proptest::prelude::*;
 
-use crate::support::{HolderRig, MIB, TestSpawner, pattern, spec};
+use crate::prelude::*;
 
 #[derive(Clone, Debug)]
 enum HolderOp {

@@ -1,12 +1,12 @@
 //! The lease and the end of the session.
 
-use exec_server_holder::cgroup::SessionCgroup;
-use exec_server_holder::control::{CommandStatus, FromHolder, StartSpec, TTL_NONE, ToHolder};
-use exec_server_holder::spawner::SECRET_NAME;
-use exec_server_holder::tombstone::{ExpiredProcess, Tombstone};
-use exec_server_holder::{ChildRestrictions, HolderLimits};
-
-use crate::support::{HolderRig, MS, TestSpawner, open_dir, shell, spec};
+use crate::prelude::*;
+use exec_server_holder::{
+    ChildRestrictions,
+    cgroup::SessionCgroup,
+    spawner::SECRET_NAME,
+    tombstone::{ExpiredProcess, Tombstone},
+};
 
 /// Runs turns until the holder has ended.
 #[track_caller]

@@ -1,9 +1,6 @@
 //! Writes to stdin: order, exactly-once delivery and close.
 
-use exec_server_holder::control::{CommandStatus, FromHolder, StartSpec, ToHolder, WriteStatus};
-use exec_server_process::{ScriptDriver, TerminalSize};
-
-use crate::support::{HolderRig, pattern, shell, spec};
+use crate::prelude::*;
 
 const KEY: [u8; 16] = [9; 16];
 

@@ -1,23 +1,29 @@
 //! Test support: a holder and its controller on one thread. The test runs both in turns and sets the time. Shared by
 //! all test files of this program.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
-
-use exec_server_holder::control::{
-    self, AnnouncedSegment, CommandStatus, FromHolder, StartSpec, ToHolder, WriteStatus,
+use std::{
+    collections::{BTreeMap, VecDeque},
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
 };
-use exec_server_holder::{ChildRestrictions, ChildSpawner, Holder, HolderConfig, HolderLimits, TurnResult};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    fs::{Mode, OFlags},
+    net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair},
+};
+
+use crate::prelude::*;
+use exec_server_holder::{
+    ChildRestrictions, ChildSpawner, Holder, TurnResult,
+    control::{self, AnnouncedSegment},
+};
 use exec_server_log::{
     self as log, ControlBlock, Cursor, Exit, LogEvent, LogStatus, MappedSegment, ReadStep, SegmentChain,
     SegmentLocation,
 };
-use exec_server_process::{Child, ScriptDriver, Spawn, SpawnError};
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::{Mode, OFlags};
-use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
+use exec_server_process::{Child, Spawn, SpawnError};
 
 pub(crate) const SECRET: [u8; 32] = [7; 32];
 pub(crate) const MS: u64 = 1_000_000;

@@ -1,7 +1,7 @@
 //! Tests that a measurement fails on wrong bytes: a scripted server gets one thing wrong at a time.
 
 use std::{
-    io::{BufRead as _, BufReader, Write as _},
+    io::{BufRead as _, BufReader},
     os::unix::net::UnixStream,
     thread,
 };

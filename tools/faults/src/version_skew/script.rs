@@ -2,19 +2,8 @@
 //!
 //! One server creates the holder and is killed, and another one adopts it; processes of every kind survive that.
 
-use std::{
-    collections::BTreeMap,
-    path::Path,
-    time::{Duration, Instant},
-};
-
-use anyhow::{Context, Result, ensure};
-use base64::{Engine as _, engine::general_purpose::STANDARD};
-use exec_server_harness::{
-    server::Setup,
-    wire::{CallError, ServerAddress, ServerMessage, WireClient, hello, start},
-};
-use serde_json::{Value, json};
+use crate::prelude::*;
+use exec_server_harness::wire::start;
 
 /// Longer than the whole script may take.
 const PATIENCE: Duration = Duration::from_secs(60);

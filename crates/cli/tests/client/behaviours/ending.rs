@@ -1,17 +1,7 @@
 //! How processes end or fail to start: signals, grace periods, time limits, refusals, dropped handles and ended sessions.
 
-use std::time::Duration;
-
-use exec_server_client::{
-    Attach, Error, ErrorKind, Event, Start,
-    protocol::{
-        failure::Kind,
-        process::{Cause, Scope},
-    },
-};
-
-use crate::{Place, output_until, sh, soon, tell, until};
-use testkit::wait_gone;
+use crate::prelude::*;
+use exec_server_client::Attach;
 
 const TRAP: &str = "trap 'echo caught; exit 7' INT TERM; echo ready; while :; do sleep 1; done";
 

@@ -1,10 +1,7 @@
 //! Output of a process: events, replay, and reading from the log.
 
-use std::time::Duration;
-
-use exec_server_client::{Process, Totals, protocol::process::Cause};
-
-use crate::{Kind, Place, follow, output_until, sh, soon, spell, stories, tell, until};
+use crate::{Kind, prelude::*, stories};
+use exec_server_client::Totals;
 
 pub(crate) async fn exec_process_starts_and_exits(place: &Place) {
     assert_eq!(place.backend().is_remote(), place.kind() != Kind::Local);

@@ -1,14 +1,13 @@
 //! Information about a place and its processes, and the environment that a place gives to processes.
 
+use crate::prelude::*;
 use exec_server_client::{
-    ConnectionState, Generation, Start,
+    Generation,
     protocol::{
         environment::Status,
-        process::{EnvPolicy, Inherit, Scope},
+        process::{EnvPolicy, Inherit},
     },
 };
-
-use crate::{Place, sh, tell};
 
 pub(crate) async fn the_environment_tells_of_itself(place: &Place) {
     let client = place.client();

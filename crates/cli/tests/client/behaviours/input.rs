@@ -1,12 +1,7 @@
 //! Input of a process: stdin through a pipe and a terminal, EOF, and the terminal size.
 
-use exec_server_client::{
-    Start,
-    protocol::process::{CloseStdinStatus, Size, WriteStatus},
-};
-use tokio::io::AsyncWriteExt as _;
-
-use crate::{Place, output_until, sh, tell};
+use crate::prelude::*;
+use exec_server_client::protocol::process::{CloseStdinStatus, Size};
 
 pub(crate) async fn exec_process_write_then_read(place: &Place) {
     let script = "stty -echo; echo ready; read line; echo \"echo:$line\"";

@@ -1,12 +1,7 @@
 //! Large output and input: nothing is lost, repeated or changed, and a client that does not read delays no other.
 
-use exec_server_client::{
-    Event, Start,
-    protocol::process::{Overflow, Scope},
-};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-
-use crate::{Place, assert_same, follow, pattern, sh, soon, tell, until};
+use crate::prelude::*;
+use exec_server_client::protocol::process::Overflow;
 
 const MIB: usize = 1 << 20;
 
