@@ -29,8 +29,8 @@ use serde_json::{
 };
 use tokio::{sync::Mutex, time};
 
-/// Opens a session with the executor. Called for the file session, for the process session of each MCP session, and to replace a lost
-/// session.
+/// Opens a session with the executor: one for all file tools, and one for the processes of each MCP session. It is called again when a
+/// session was lost.
 pub type OpenSession = Box<dyn Fn() -> BoxFuture<'static, Result<ExecutorSession, Error>> + Send + Sync>;
 
 /// A session with the executor, and the future that ends it.
