@@ -14,8 +14,9 @@ use tracing::{
 };
 use tracing_subscriber::{
     EnvFilter, Layer,
+    field::MakeExt as _,
     fmt::{
-        format::Writer,
+        format::{self, Writer},
         time::{FormatTime as _, SystemTime},
     },
     layer::{Context, SubscriberExt as _},
@@ -25,7 +26,8 @@ use tracing_subscriber::{
 
 use crate::{args::LogFormat, printable};
 
-/// Stderr with control characters escaped, because log lines can contain text from servers. The formatter writes whole lines.
+/// Stderr with control characters escaped, except colour sequences, line ends and tabs. Each `write` is escaped by itself, which is correct
+/// because the formatter writes each event with one call.
 struct CleanStderr;
 
 impl io::Write for CleanStderr {
@@ -47,6 +49,7 @@ pub(crate) fn init(filter: &str, format: LogFormat) -> anyhow::Result<()> {
         LogFormat::Text => tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(|| CleanStderr)
+            .fmt_fields(format::debug_fn(write_clean).delimited(" "))
             .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
             // Otherwise the subscriber would report a closed stderr on stderr, and panic.
             .log_internal_errors(false)
@@ -54,6 +57,15 @@ pub(crate) fn init(filter: &str, format: LogFormat) -> anyhow::Result<()> {
         LogFormat::Json => tracing_subscriber::registry().with(filter).with(JsonLines).init(),
     }
     Ok(())
+}
+
+/// Writes a field with its value escaped. Values can come from other machines: unescaped, one could colour, hide or imitate log lines.
+fn write_clean(line: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+    let value = printable::clean(&format!("{value:?}"));
+    match field.name() {
+        "message" => line.write_str(&value),
+        name => write!(line, "{name}={value}"),
+    }
 }
 
 /// Log lines as JSON, one object per line. The fields of the event and of all its spans are at the top level, so `session`, `process`,

@@ -87,6 +87,17 @@ fn servers(mark: &str) -> BTreeSet<u32> {
     marked(mark).into_iter().filter(is_server).collect()
 }
 
+/// A server writes colours and a line end into its stderr, to hide and imitate log lines.
+#[test]
+fn a_log_line_shows_what_a_server_wrote_escaped() {
+    let user = User::new(&[("loud", &["--stderr", "\u{1b}[8mhidden\u{1b}[0m"], "")]);
+    for level in ["info", "debug"] {
+        let (_, stderr, code) = user.run(&["list", "--log", level]);
+        assert_eq!(code, Some(0), "{stderr}");
+        assert!(stderr.contains("hidden") && !stderr.contains('\u{1b}'), "{stderr:?}");
+    }
+}
+
 #[test]
 fn a_list_has_the_tools_of_all_servers_and_the_reason_for_each_failed_one() {
     let user = User::new(&[
