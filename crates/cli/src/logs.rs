@@ -14,12 +14,12 @@ mod tail;
 
 use std::{io, process::ExitCode, time::Duration};
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, ensure};
 use exec_server_client::{
     Attach, Client, Event, Events, Exit, Process, Totals,
     protocol::{
         base64,
-        process::{ProcessInfo, Stream},
+        process::{Cause, ProcessInfo, Stream},
     },
 };
 use serde_json::{Value, json};
@@ -55,7 +55,7 @@ async fn show(args: &args::LogsArgs, listing: &ListingSession) -> anyhow::Result
     match (args.follow, args.json) {
         (false, _) => Ok(()),
         (true, true) => tokio::select! {
-            followed = follow(events(), LogPrinter::new(true)) => followed,
+            followed = follow(&process, events(), LogPrinter::new(true)) => followed,
             () = stall::watch(&process) => Ok(()),
         },
         (true, false) => {
@@ -65,7 +65,11 @@ async fn show(args: &args::LogsArgs, listing: &ListingSession) -> anyhow::Result
                 ended = printing => ended?,
                 () = stall::watch(&process) => return Ok(()),
             };
-            if ended.stdout_closed { Err(io::Error::from(io::ErrorKind::BrokenPipe).into()) } else { Ok(()) }
+            if ended.stdout_closed {
+                Err(io::Error::from(io::ErrorKind::BrokenPipe).into())
+            } else {
+                refuse_lost(&process)
+            }
         }
     }
 }
@@ -166,7 +170,7 @@ async fn read_to(
 }
 
 /// Prints events until the log is complete.
-async fn follow(mut events: Events, mut sink: impl LogSink) -> anyhow::Result<()> {
+async fn follow(process: &Process, mut events: Events, mut sink: impl LogSink) -> anyhow::Result<()> {
     while let Some(event) = events.next().await {
         match event {
             Event::Output { seq, stream, bytes, .. } => sink.chunk(seq, stream, &bytes).await?,
@@ -180,7 +184,16 @@ async fn follow(mut events: Events, mut sink: impl LogSink) -> anyhow::Result<()
         }
         sink.flush().await?;
     }
-    Ok(sink.end().await?)
+    sink.end().await?;
+    refuse_lost(process)
+}
+
+/// Fails if the holder of the process died: its last output may be missing.
+fn refuse_lost(process: &Process) -> anyhow::Result<()> {
+    let is_lost = process.exit().is_some_and(|exit| exit.cause == Some(Cause::Lost));
+    let name = ids::clean(process.id().as_str());
+    ensure!(!is_lost, "`{name}` was lost: the holder of this process died, so its last output may be missing");
+    Ok(())
 }
 
 /// The destination of a log.

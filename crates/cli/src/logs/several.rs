@@ -107,7 +107,7 @@ async fn show_one<W: AsyncWrite + Unpin>(
         }
         read?;
     }
-    if args.follow { follow(process.events_after(plan.after), sink).await } else { Ok(()) }
+    if args.follow { follow(&process, process.events_after(plan.after), sink).await } else { Ok(()) }
 }
 
 /// Collects and prints the lines of one process.

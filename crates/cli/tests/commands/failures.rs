@@ -94,9 +94,13 @@ fn the_log_of_a_process_whose_holder_died_is_printed_completely_and_is_an_error(
     signal(server.holder(), Signal::KILL);
     wait_for("the news", || listed(&server, "big")["exit"]["cause"] == "lost");
     let home = Home::new();
-    let (out, said, code) = outcome(home.command(&["logs", "--connect", server.url(), "big"]));
-    assert_eq!((code, out.len()), (Some(255), LARGE), "{said}");
-    assert!(said.contains("the holder of this process died"), "{said}");
+    for follow in [&[][..], &["-f"]] {
+        let (out, said, code) = outcome(home.command(&[&["logs", "--connect", server.url(), "big"], follow].concat()));
+        assert_eq!((code, out.len()), (Some(255), LARGE), "{follow:?} {said}");
+        assert!(said.contains("the holder of this process died"), "{follow:?} {said}");
+    }
+    let (_, said, code) = outcome(home.command(&["logs", "--connect", server.url(), "-f", "--json", "big"]));
+    assert!(code == Some(255) && said.contains("the holder of this process died"), "{said}");
 }
 
 #[test]
