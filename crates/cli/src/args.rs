@@ -69,7 +69,7 @@ Files:
 
 const SERVE_HELP: &str = "\
 SIGTERM, SIGINT and SIGHUP shut the server down: clients are notified, and processes keep running for the \
-next server on the same state directory. They end with the server if its state directory is private (port 0 or stdio, \
+next server on the same state directory. The processes end with this server if its state directory is private (port 0 or stdio, \
 without --state-dir), or with --kill-on-exit. A second signal exits at once.
 
 Exit codes: 0 shut down; 1 ended by a second signal; 255 an error, such as an address in use
@@ -190,7 +190,7 @@ pub(crate) struct ServeArgs {
     /// Listen on this port of this machine: the same as --listen ws://127.0.0.1:N
     #[arg(short = 'p', long, value_name = "N")]
     port: Option<u16>,
-    /// How ws and wss clients authenticate [default: token; on wss with --client-ca, a certificate instead of a token]
+    /// How ws and wss clients authenticate [default: a token; on wss with --client-ca, only the certificate]
     #[arg(long, value_enum)]
     auth: Option<AuthArg>,
     /// Certificate chain for wss, in PEM; reloaded when it changes
@@ -267,7 +267,7 @@ pub(crate) struct ServeArgs {
 #[derive(Debug, Args)]
 #[command(after_help = DOCTOR_HELP)]
 pub(crate) struct DoctorArgs {
-    /// State directory to check [default: that of the user's own server]
+    /// State directory to check [default: that of your background server, ~/.local/state/exec-server/default]
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
     /// Print a JSON array of findings: what, state (fine, weak, missing), seen, advice
@@ -286,9 +286,9 @@ pub(crate) struct DialStdioArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum AuthArg {
-    /// Clients need a token, on wss with --client-ca in addition to a certificate
+    /// Every client needs a token; on wss with --client-ca it needs a certificate too
     Token,
-    /// No token: everyone who can reach the socket is admitted, on wss with --client-ca everyone with a certificate
+    /// No token: everyone who can reach the socket is admitted; on wss with --client-ca, everyone with a certificate
     None,
 }
 

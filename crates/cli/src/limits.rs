@@ -51,7 +51,7 @@ pub(crate) fn all() -> Vec<Limit> {
         // Processes
         "output of a process in memory": Bytes(core.memory_cap_bytes),
             "memory-per-process", (Bytes(Config::LEAST_CAP_BYTES), Bytes(64 << 30)) =>
-            "attached: the process blocks; detached: output goes to disk. A client without `ack` gets 16MiB plus a quarter of this value";
+            "attached: the process blocks; detached: output goes to disk. A client that did not announce the capability `ack` gets 16MiB plus a quarter of this value";
         "output of a process on disk": Bytes(holder.disk_quota_bytes),
             "disk-per-process", (Bytes(0), Bytes(1 << 50)) =>
             "the process blocks, or with `dropOldest` its oldest output is dropped and reported as a gap";
@@ -63,9 +63,9 @@ pub(crate) fn all() -> Vec<Limit> {
             "the process gets all of them; `process/list` has the beginning and the full length. A start beyond the limits of the kernel is `invalidParams`";
         "processes in one answer": Bytes(wire::LIST_BYTES as u64) =>
             "`process/list` continues with `nextCursor`; `ps` requests all parts";
-        "closed processes kept in a session": Count(core.closed_processes as u64),
+        "closed processes kept in a session whose output was taken": Count(core.closed_processes as u64),
             "closed-processes", (Count(1), Count(CLOSED_MAX)) =>
-            "the oldest one whose output was taken is forgotten; the others are kept";
+            "the oldest of them is forgotten; processes whose output was not taken do not count and are kept";
         "time a closed process is kept": Time(core.closed_kept),
             "closed-for", (Time(Duration::from_secs(1)), Time(YEAR)) =>
             "it is forgotten; time while its session is detached does not count";
@@ -82,11 +82,11 @@ pub(crate) fn all() -> Vec<Limit> {
         "sessions": Count(core.sessions_max as u64),
             "max-sessions", (Count(1), Count(1 << 20)) =>
             "`resourcesExhausted`; existing sessions can be resumed";
-        "time of a session without a connection": Time(wire::SESSION_TTL_MAX), "session-ttl" =>
-            "it ends, with its processes. A client can request less; without a request the time is 24h, or 10m for a client that announced no capability";
+        "longest time of a session without a connection": Time(wire::SESSION_TTL_MAX), "session-ttl" =>
+            "it ends, with its processes. A client that requests no time gets 24h, or 10m if it announced no capability";
         "silence of the old connection before a session is handed over": Time(core.takeover_after),
             "takeover-after", (Time(Duration::from_millis(100)), Time(Duration::from_secs(600))) =>
-            "a resume without `takeover` then succeeds";
+            "a resume that did not ask for a takeover then succeeds";
 
         // Connections
         "silence before a peer is pinged": Time(core.ping_every),
@@ -96,7 +96,7 @@ pub(crate) fn all() -> Vec<Limit> {
             "dead-after", (Time(Duration::from_millis(100)), Time(Duration::from_secs(4 * 3600))) =>
             "the connection is dropped, and its session is detached";
         "starts of a connection that run at once": Count(wire::STARTS_RUNNING as u64), "concurrent-requests" =>
-            "further starts wait; control requests (terminate, signal, end) never do. A value above 1024 means 1024";
+            "further starts wait; other requests are not limited by this flag. A value above 1024 means 1024";
         "starts of a connection that wait": Count(wire::STARTS_WAITING as u64) => "`overloaded`";
         "bytes of requests that wait": Bytes(wire::REQUESTS_WAITING_BYTES as u64) => "`overloaded`";
         "requests of a connection that are not answered": Count(wire::REQUESTS_UNANSWERED as u64) =>

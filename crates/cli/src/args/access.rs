@@ -112,7 +112,7 @@ pub(crate) struct TokenCreateArgs {
     /// Let clients set only this variable, or with `LC_*` every variable with this prefix; repeatable [default: any]
     #[arg(long, value_name = "NAME")]
     pub(crate) env: Vec<String>,
-    /// Require a sandbox for starts and file access. required: one that restricts files; offline: also one without network
+    /// Require a sandbox for starts and file access. required: it must restrict files; offline: it must restrict files and have no network
     /// [default: no sandbox is needed]
     #[arg(long, value_name = "FLOOR", value_parser = values::floor)]
     pub(crate) sandbox: Option<SandboxFloor>,
@@ -130,16 +130,16 @@ pub(crate) struct TokenCreateArgs {
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub(crate) struct TokenFileArgs {
-    /// State directory of the server [default: that of the user's own server]
+    /// State directory of the server [default: that of your background server, ~/.local/state/exec-server/default]
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
     /// Token file, as in `serve --tokens`
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: Option<PathBuf>,
-    /// Server that was started with this --listen and without --state-dir
+    /// The server that was started with this --listen and without --state-dir
     #[arg(long, value_name = "URL")]
     pub(crate) listen: Option<ListenUrl>,
-    /// Server on this machine that clients reach at this URL
+    /// The same by the URL that its clients use, which may have `localhost` and `?token=`
     #[arg(long, value_name = "URL")]
     pub(crate) connect: Option<String>,
 }

@@ -8,8 +8,8 @@ use super::values;
 
 const RUN_HELP: &str = "\
 Without a server the program runs here, in this directory, with this environment; killing this command also ends the program. \
-On a server it runs in the server's directory, with the server's core variables (PATH, HOME, USER, SHELL, LANG \
-and similar).
+With --detach it runs on your background server on this machine, which the command starts if needed. On a server it runs in the server's \
+directory, with the server's core variables (PATH, HOME, USER, SHELL, LANG and similar).
 
 SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are forwarded. Ctrl-Z stops the program and this \
 command; `fg` continues both. After a broken link the command reconnects in the background. With -t on a server, \
@@ -39,8 +39,8 @@ Running processes are listed first, the newest on top; --json uses the order of 
 Ended processes are listed until they are forgotten (`exec-server prune`) or their session ends.
 
 STATE is `running`, `blocked memory`, `blocked quota` or `blocked disk` (the log is full there and no reader takes output), \
-`exited CODE`, `killed SIGNAL`, `timed out`, `out of memory` or `lost`. `, open` is added while a descendant of an ended process \
-still holds its streams.
+`exited CODE`, `killed SIGNAL`, `timed out`, `out of memory` or `lost` (its holder died). The word `open` follows after a comma while a \
+descendant of an ended process still holds its streams.
 
 Exit codes:
   0    success, also for an empty list
@@ -66,7 +66,7 @@ Exit codes:
   1    no such process
   141  standard output was closed (128+SIGPIPE)
   255  the connection failed, possibly after a part of the output;
-       without -f also: the process is lost
+       or the process is lost (its holder died), so its output may be incomplete
 
 Examples:
   exec-server logs nightly
@@ -78,15 +78,15 @@ const ATTACH_HELP: &str = "\
 Press Ctrl-] twice to detach and leave the process running. If the process has no terminal, press Enter as well. \
 All other keys go to the process, including Ctrl-C if the process has a terminal. A signal to this command only detaches.
 
-For a process with a terminal, the screen is redrawn from the latest output. For a process without one, output is shown from now on; \
-Ctrl-D closes its stdin, but the end of piped input does not.
+For a process with a terminal, the screen is redrawn from the latest output. For a running process without one, output is shown from \
+now on; for an ended one, its latest output. Ctrl-D closes its stdin, but the end of piped input does not.
 
 Exit codes:
   the process's own exit code, as in `exec-server run --help`
   0    detached by keys
   128+n  detached by signal n
   1    no such process
-  255  the connection failed
+  255  the connection failed, or the process is lost (its holder died)
 
 Examples:
   exec-server run --detach -t --name work -- bash
@@ -114,7 +114,7 @@ Waits until the process has ended and its output is complete.
 Exit codes:
   that of the last ID on the command line, as in `exec-server run --help`
   1    no such process
-  255  the connection failed
+  255  the connection failed, or the process is lost (its holder died)
 
 Examples:
   exec-server wait nightly && echo ok
@@ -193,7 +193,8 @@ pub(crate) struct SandboxArgs {
     /// Let the confined program read and execute files in DIR; repeatable
     #[arg(long, value_name = "DIR", requires = "sandbox")]
     pub(crate) read: Vec<PathBuf>,
-    /// Let the confined program also write in DIR; repeatable. `.` is the working directory
+    /// Let the confined program also write in DIR; repeatable. A relative DIR starts at the current
+    /// directory, on a server at the working directory of the program
     #[arg(long, value_name = "DIR", requires = "sandbox")]
     pub(crate) write: Vec<PathBuf>,
     /// Let the confined program open no network connection

@@ -26,9 +26,9 @@ set-user-id and set-group-id bits, hard links and extended attributes. Pipes, so
 tree are skipped with a message.
 
 A file appears under its name only when it is complete: until then it is a hidden file beside it. If a copy was interrupted, the same \
-command continues it, unless the source has changed; in a tree, files with the same size, \
-time and mode are not copied again. A tree with errors is continued in the same way: a marker beside the tree, \
-`.NAME.exec-server-cp`, stays until everything is copied. Nothing is written outside of the target, \
+command continues it, unless the source has changed. A continued tree skips the files that have the same size, time and mode at the target. \
+A copy of a tree that ended with code 1 can be continued as well: a marker beside the tree, `.NAME.exec-server-cp`, stays until everything \
+is copied. Nothing is written outside of the target, \
 and no symlink in it is followed, whatever the server sends; a symlink is never replaced by a file or directory.
 
 For a copy between two servers, put each server's token into its URL, or into its token file in environments.toml. No token is \

@@ -11,8 +11,8 @@ use super::{client::ConnectArgs, values};
 
 pub(super) const FS_HELP: &str = "\
 Paths are on the server. A relative path starts at the server's working directory, and `~` is the home directory there (quote it, \
-or your shell expands it). Without a server, paths are on this machine and relative to this directory, \
-and the user's own server accesses them.
+or your shell expands it). Without a server, paths are on this machine and relative to this directory; your \
+background server (see `exec-server dial-stdio --help`) accesses them.
 
 Names and lines are printed byte for byte; on a terminal, control characters are escaped.
 
@@ -206,7 +206,7 @@ pub(crate) struct TreeArgs {
     /// Include names that begin with a dot
     #[arg(short = 'a', long)]
     pub(crate) all: bool,
-    /// Leave out what .gitignore, .ignore and .git/info/exclude exclude
+    /// Apply .gitignore, .ignore and .git/info/exclude: leave out what they exclude
     #[arg(long)]
     pub(crate) ignore_rules: bool,
     /// Print JSON
@@ -253,7 +253,7 @@ pub(crate) struct GrepArgs {
     /// Include names that begin with a dot
     #[arg(long)]
     pub(crate) hidden: bool,
-    /// Include files that ignore files exclude
+    /// Search also what .gitignore, .ignore and .git/info/exclude exclude
     #[arg(long)]
     pub(crate) no_ignore: bool,
     /// Maximum number of matching lines

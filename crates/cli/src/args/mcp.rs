@@ -52,7 +52,7 @@ Exit codes:
   127  the server was not found
   128+n  the bridge received signal n
   141  standard output was closed (128+SIGPIPE)
-  255  exec-server or its connection failed; the server is lost
+  255  exec-server or its connection failed, or the MCP server was lost
 
 Examples:
   exec-server mcp bridge --connect ssh://host -- mcp-server-git --repository /app
@@ -93,7 +93,8 @@ Starts every enabled server, lists its tools, and ends all servers again. A serv
 reported with the reason, and the others are listed. With --json prints one array of objects: name, state, reason, environment, \
 transport, tools (name, qualifiedName, description, inputSchema and other fields of the server), resources, resourceTemplates, prompts.
 
-Servers with the environment `remote` run on the server of --connect; the flag does not affect other servers.
+An MCP server with `environment = \"remote\"` in the configuration runs on the machine of --connect or $EXEC_SERVER_URL; the flag does not \
+affect other MCP servers.
 
 Exit codes:
   0    every enabled server was listed
@@ -204,8 +205,8 @@ command.
 
 With --root, file tools can access only DIR, and processes can write only there; processes can also read what programs need to run \
 (/usr, /etc and similar) and the directories of --readable. `.git` directly below DIR is read-only without --writable-git: hooks and settings \
-in it run commands when you use git there. With --read-only and without --root, all files except the server's own, such as tokens, can be read. \
-If the host cannot enforce this, the command fails.
+in it run commands when you use git there. If the host cannot enforce --root, the command fails. With --read-only and without --root, \
+all files can be read, except the own files of the executor's server, such as tokens, if that server supports sandboxes.
 
 With --http on an address beyond loopback, --insecure-plaintext is required: the command itself has no TLS, so put a TLS proxy in front of it.
 
@@ -236,8 +237,8 @@ pub(crate) struct McpServeArgs {
     /// With --root, allow writing `.git`, as `git commit` does
     #[arg(long, requires = "root", conflicts_with = "read_only")]
     pub(crate) writable_git: bool,
-    /// With --http, read the token that clients must send from FILE, which must be readable only by its owner [default: a new
-    /// token; on this machine first --token-file, then $EXEC_SERVER_TOKEN]
+    /// With --http, read the token that clients must send from FILE, which must be readable only by its owner [default: if
+    /// commands run on this machine, --token-file, else $EXEC_SERVER_TOKEN; otherwise a new token]
     #[arg(long, value_name = "FILE", requires = "http")]
     pub(crate) http_token_file: Option<PathBuf>,
     /// With --http, accept this host name in the Host header, with or without a port; repeatable
