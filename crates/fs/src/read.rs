@@ -71,7 +71,7 @@ pub struct OpenFile {
 /// Result of reading a block. The bytes themselves are in the caller's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadBlock {
-    /// Number of bytes read. It is less than the size of the buffer only at the end of the file and before a hole.
+    /// Number of bytes read. It is less than the size of the buffer only at the end of the file and before a hole, and 0 at a hole.
     pub len: usize,
     /// Whether the file has fewer bytes than requested.
     pub eof: bool,
@@ -163,24 +163,27 @@ impl OpenFile {
     pub fn read_block(&self, buf: &mut [u8], offset: u64, holes: bool, cancel: &Cancel) -> Result<ReadBlock> {
         attempt("read", &self.path, || {
             let mut len = buf.len();
+            let mut size = u64::MAX;
             if holes {
+                // Before `next_data`: what is appended after that must not count as a part of the hole.
+                size = Stat::of(self.file.as_fd())?.size;
                 match next_data(&self.file, offset)? {
                     Some(data) if data > offset => {
                         return Ok(ReadBlock { len: 0, eof: false, hole: data - offset });
                     }
                     Some(_) => {
                         let hole = next_hole(&self.file, offset, offset.saturating_add(len as u64))?;
-                        len = usize::try_from(hole - offset).unwrap_or(len).max(1);
+                        // At least one byte: a hole made since `next_data` may begin at `offset`, and no byte would mean the end.
+                        len = usize::try_from(hole - offset).unwrap_or(len).max(1).min(len);
                     }
                     None => {
-                        let size = Stat::of(self.file.as_fd())?.size;
                         let hole = size.saturating_sub(offset);
                         return Ok(ReadBlock { len: 0, eof: hole == 0, hole });
                     }
                 }
             }
             let got = read_into(&self.file, &mut buf[..len], offset, cancel)?;
-            Ok(ReadBlock { len: got, eof: got < len, hole: 0 })
+            Ok(ReadBlock { len: got, eof: got < len || (len < buf.len() && offset + got as u64 >= size), hole: 0 })
         })
     }
 

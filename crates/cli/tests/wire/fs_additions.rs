@@ -371,6 +371,13 @@ fn holes_stay_holes() {
     assert_eq!((&end["chunk"], &end["eof"]), (&json!(""), &json!(true)));
     let copy = files.path("copy");
     files.copy(&path, &copy, false);
+    // A file without holes ends with its last byte.
+    let dense = files.file("dense", b"bytes");
+    files.ok("fs/open", json!({"handleId": "e", "path": dense}));
+    for (len, eof) in [(5, false), (6, true)] {
+        let read = files.ok("fs/readBlock", json!({"handleId": "e", "offset": 0, "len": len, "holes": true}));
+        assert_eq!((chunk(&read).as_slice(), &read["eof"]), (&b"bytes"[..], &json!(eof)), "{len}");
+    }
     assert!(is_sparse(&copy) && fs::read(&copy).expect("the copy") == fs::read(&path).expect("the file"));
 }
 
