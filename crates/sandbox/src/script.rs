@@ -17,7 +17,7 @@ use crate::rules::{Access, AccessRule, AccessRules};
 /// Devices that programs expect and that reveal nothing.
 const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
 
-/// The mount point of devpts. A view has its own instance.
+/// The mount point of devpts. The view of a process has its own instance, unless the policy names this path.
 const TERMINALS: &str = "/dev/pts";
 
 /// Symbolic links that programs expect in `/dev`.
@@ -36,7 +36,8 @@ pub enum ViewPurpose {
     Process,
     /// A process whose files are not restricted, except for hidden ones. It keeps all devices.
     WholeSystem,
-    /// File operations from outside of the view: without devices and without `/proc`.
+    /// File requests: a server thread opens paths beneath the view's root, without entering the view. There is no `/proc`, and no `/dev`
+    /// unless the policy grants something in it.
     Files,
 }
 
@@ -75,7 +76,9 @@ pub(crate) fn fitted(rules: &AccessRules, purpose: ViewPurpose) -> AccessRules {
         ViewPurpose::WholeSystem => {}
         ViewPurpose::Files => {
             rules.deny_below(Path::new("/proc"), true);
-            if !rules.rules.keys().any(|at| at.starts_with("/dev")) {
+            let grants_device =
+                |(at, rule): (&PathBuf, &AccessRule)| at.starts_with("/dev") && rule.access != Access::Deny;
+            if !rules.rules.iter().any(grants_device) {
                 rules.deny_below(Path::new("/dev"), true);
             }
         }
@@ -94,7 +97,8 @@ pub(crate) fn fitted(rules: &AccessRules, purpose: ViewPurpose) -> AccessRules {
     rules
 }
 
-/// Keeps the parent directories of mounts from being renamed, which would move a protected path away from its mount.
+/// Keeps the parent directories of mounts from being renamed. The mount would move along, and a program could create the protected path
+/// again, unprotected.
 /// Each such directory is bind-mounted onto itself: the kernel refuses to rename a mount point.
 fn pin(rules: &AccessRules, steps: &mut BTreeMap<PathBuf, ViewStep>) {
     let is_movable = |dir: &Path| rules.access(dir) == Access::Write && rules.around(dir) == Access::Write;
@@ -109,6 +113,7 @@ fn pin(rules: &AccessRules, steps: &mut BTreeMap<PathBuf, ViewStep>) {
 impl ViewScript {
     /// The view for these rules.
     pub fn new(rules: &AccessRules, purpose: ViewPurpose) -> Self {
+        // Before `fitted`, which always adds a rule for this path.
         let has_own_terminals = purpose == ViewPurpose::Process && !rules.rules.contains_key(Path::new(TERMINALS));
         let rules = fitted(rules, purpose);
         let root = rules.access(Path::new("/"));
@@ -149,7 +154,7 @@ impl ViewScript {
         }
     }
 
-    /// How many mounts the view needs.
+    /// How many steps the view needs: an upper bound for its mounts, because links are steps too.
     pub fn mounts(&self) -> usize {
         self.steps.len()
     }
@@ -286,6 +291,11 @@ mod tests {
         let whole = rules(&[("/", Access::Read), ("/proc/1", Access::Write)]);
         let files = ViewScript::new(&whole, ViewPurpose::Files);
         assert!(files.steps.contains(&("/proc".into(), ViewStep::MaskDir { is_open: false })), "{files:?}");
+        let mask = ("/dev".into(), ViewStep::MaskDir { is_open: false });
+        for (rule, is_masked) in [(Access::Read, false), (Access::Write, false), (Access::Deny, true)] {
+            let files = ViewScript::new(&rules(&[("/", Access::Read), ("/dev/sub", rule)]), ViewPurpose::Files);
+            assert_eq!(files.steps.contains(&mask), is_masked, "{rule:?} {files:?}");
+        }
         let process = ViewScript::new(&whole, ViewPurpose::Process);
         assert!(process.steps.contains(&("/dev".into(), ViewStep::MaskDir { is_open: true })), "{process:?}");
         let null = ("/dev/null".into(), ViewStep::Bind { is_read_only: false, is_dir: false, has_place: false });
