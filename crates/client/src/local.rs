@@ -47,8 +47,8 @@ use crate::{
 /// every message.
 const PAIR_BYTES: usize = 1 << 20;
 
-/// How long the processes of a [`Local`] with a private state directory run on after this program was killed. No later program can resume
-/// their session, so this is short. It is not zero, because the client in this program may have to reconnect.
+/// The session's time-to-live with a private state directory: how long processes run on after this program was killed. No later program can
+/// resume the session, so this is short. It is not zero, because it also runs while the client of a living program reconnects.
 const PRIVATE_TTL: Duration = Duration::from_secs(1);
 
 /// Time-to-live of a new holder until the core has sent it the configured one. Long enough for a busy machine.
@@ -142,7 +142,7 @@ impl Default for LocalConfig {
 pub struct Local {
     client: Client,
     server: LocalServer,
-    /// Removes the directory when dropped. Must be the last field: fields are dropped in order.
+    /// Removes the directory when dropped. Must be the last field, because fields are dropped in order: the client and the server go first.
     _private_dir: Option<PrivateDir>,
 }
 

@@ -22,7 +22,7 @@ struct JobQueueState {
 }
 
 impl JobQueue {
-    /// Adds a job at the end. Returns true if no thread is working on the queue: the caller must then let one call [`JobQueue::run`].
+    /// Adds a job at the end. Returns true if no thread is working on the queue: the caller must then have a thread call [`JobQueue::run`].
     #[must_use]
     pub fn enqueue(&self, job: impl FnOnce() + Send + 'static) -> bool {
         let mut state = self.state.lock();

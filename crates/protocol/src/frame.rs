@@ -106,6 +106,7 @@ impl OutputFrame {
         if [a, b] != [0, 0] {
             return Err(FrameError::Reserved);
         }
+        // Always two: 16 bytes of the header are left.
         let &[seq, offset] = rest.as_chunks::<8>().0 else { return Err(short) };
         let channel = u32::from_le_bytes([c0, c1, c2, c3]);
         Ok((Self { channel, stream, seq: u64::from_le_bytes(seq), offset: u64::from_le_bytes(offset) }, bytes))

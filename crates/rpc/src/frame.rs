@@ -145,7 +145,7 @@ pub(crate) fn apply_mask(bytes: &mut [u8], mask: [u8; 4], offset: usize) {
     key.rotate_left(offset % 4);
     let [a, b, c, d] = key;
     // 32 bytes per step: two 16-byte words let the optimizer use whole vector registers. 32 is a multiple of the key's
-    // length, so the tail starts with the unrotated key.
+    // length, so the tail starts with the first byte of `key` again.
     let wide = u128::from_ne_bytes([a, b, c, d, a, b, c, d, a, b, c, d, a, b, c, d]);
     let (blocks, tail) = bytes.as_chunks_mut::<32>();
     for block in blocks {

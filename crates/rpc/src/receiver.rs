@@ -29,8 +29,8 @@ const READ_MAX: usize = 256 * 1024;
 /// Room reserved at once for a frame with a large announced length: 8 MiB. A header alone cannot make us allocate more.
 const RESERVE_MAX: usize = 8 * 1024 * 1024;
 
-/// Spare room in the buffer that is worth a read: 4 KiB. If every small message got a new buffer, each message that is
-/// still held would keep [`READ_MIN`] bytes alive.
+/// If the buffer has at least this much spare room, 4 KiB, the next read uses it. Otherwise the read gets a new buffer. So small
+/// messages share one allocation; with one buffer for each, every message that is still held would keep [`READ_MIN`] bytes alive.
 const SPARE_MIN: usize = 4 * 1024;
 
 /// Binary messages from this size on, 128 KiB, are read into a pooled buffer if they fit. These are blocks of files.
@@ -161,11 +161,12 @@ impl Receiver {
             return Ok(count);
         }
         let wanted = match (&self.framing, &self.frame) {
-            // One byte over the limit and a CR are enough to see that a line is too long. A binary message has a longer
-            // head. So never buffer more than `LINES_HEAD` bytes beyond the limit.
+            // To see that a line is too long takes two bytes beyond the limit: one, and a CR. A whole binary message takes
+            // `LINES_HEAD`, which is more. So never buffer more than that beyond the limit.
             (Framing::Lines { max }, _) => (max.saturating_add(LINES_HEAD) - self.buf.len()).min(self.room),
             // Up to the end of a large frame, so that its buffer holds nothing else and leaves with it. The length fits
-            // a `usize`, because `check_header` has compared it with `max`.
+            // a `usize`, because `check_header` has compared it with `max`. Beyond `RESERVE_MAX`, reserve at most as much as
+            // has arrived: the buffer then doubles, instead of being copied for each further 8 MiB.
             (Framing::WebSocket { .. }, Some(header)) => {
                 (header.len as usize - self.buf.len()).clamp(self.room, RESERVE_MAX.max(self.buf.len()))
             }
@@ -197,13 +198,14 @@ impl Receiver {
         let taken = self.buf.split_to(len);
         self.scanned = 0;
         if len > READ_MAX {
-            // The rest is less than one read. Copy it: in place it would keep the large allocation alive, and reuse it.
+            // The rest is less than one read. Copy it into a buffer of its own: in place it would keep the large allocation
+            // alive, and later reads would go on using that one.
             self.buf = BytesMut::from(&self.buf[..]);
         }
         taken
     }
 
-    /// Decodes a binary message in the `Lines` framing, which begins with its length.
+    /// Decodes a binary message of the `Lines` framing: `LINES_MARK`, its length in four bytes, and the message.
     fn binary_line(&mut self, max: usize) -> Result<Option<InboundFrame>, CloseReason> {
         let len = match *self.buf {
             [_, a, b, c, d, ..] => usize::try_from(u32::from_le_bytes([a, b, c, d])).unwrap_or(usize::MAX),
@@ -272,7 +274,7 @@ impl Receiver {
                     *self.frame.insert(header)
                 }
             };
-            // `check_header` has compared it with `max`, which is a `usize`.
+            // Fits: `check_header` has compared it with `max`, and `decode` limits control frames to 125 bytes.
             let len = header.len as usize;
             if let Some(pooled) = &mut self.pooled {
                 if let Some(mask) = header.mask {

@@ -2,7 +2,7 @@
 
 use crate::terminal;
 
-/// The longest escape sequence that is recognized.
+/// How many bytes are kept for the next piece. A longer sequence is recognized only if it is not split.
 const SEQUENCE_MAX: usize = 16;
 
 /// Finds screen switches in the output of a program, also if a sequence is split between two pieces.

@@ -27,7 +27,7 @@ pub(super) struct StallWatch {
     /// The silence to report; `None` turns the watch off.
     after: Option<Duration>,
     checks: time::Interval,
-    /// The value of the link's counter of received bytes at the last check.
+    /// The value of the link's `progress` counter, which counts reads, at the last check.
     progress: u64,
     last_received: Instant,
     is_stalled: bool,

@@ -1,4 +1,4 @@
-//! The table of one server as the file has it: the types of its keys, and how both file formats are parsed.
+//! Parses the two file formats, TOML and JSON, and lists the keys that the table of one server may have, with their types.
 //!
 //! Both formats are parsed into JSON values, so that each rule is written once. Each key of a server is then checked against `KEYS`.
 //! serde's messages are not used: they quote values, which can be secrets, and do not name the key.
@@ -19,7 +19,7 @@ type KnownKeys = (&'static str, fn(&Value) -> bool, &'static [&'static str]);
 /// The known keys. `misspelt` suggests the first one that is similar.
 const KEYS: [KnownKeys; 10] = [
     (
-        // `ServerReader::non_empty` refuses an empty text where one is read.
+        // `is_text` accepts an empty text. `ServerReader::non_empty` refuses it for each key that applies to the kind of server.
         "text in quotes, and not empty",
         is_text,
         &[
@@ -50,6 +50,7 @@ const KEYS: [KnownKeys; 10] = [
         |value| env_vars(value).is_some(),
         &["env_vars"],
     ),
+    // `bearer_token` is always refused earlier, with its own message. It is here so that a typo of it is not just ignored.
     ("the name of a variable", is_text, &["bearer_token_env_var", "bearer_token"]),
     (
         "a table of headers, such as { X-Name = \"value\" }",
@@ -70,7 +71,7 @@ const KEYS: [KnownKeys; 10] = [
     ("a whole number of milliseconds, not below 0", Value::is_u64, &["startup_timeout_ms"]),
 ];
 
-/// Keys that other programs use and this one ignores: tool approval, logins, and descriptions for people.
+/// Keys of other programs, which are ignored and never taken for typos of known keys.
 const KEYS_OF_OTHERS: [&str; 18] = [
     "default_tools_approval_mode",
     "tools",
@@ -111,12 +112,13 @@ pub(super) fn check(table: &Map<String, Value>) -> Result<Vec<&str>, (&str, KeyF
 
 /// The fault of a key whose value does not have the type in `KEYS`.
 pub(super) fn wrong_type(key: &str) -> KeyFault {
-    let expected = KEYS.iter().find(|(_, _, keys)| keys.contains(&key)).map_or("a table", |(expected, _, _)| expected);
+    let expected =
+        KEYS.iter().find(|(_, _, keys)| keys.contains(&key)).map_or("another type", |(expected, _, _)| expected);
     KeyFault::Type { expected }
 }
 
-/// The known key of which an unknown one is probably a typo. Without `_`, `-` and case, their edit distance is at most a quarter of the
-/// known key's length, and at most 2.
+/// The known key that was probably meant by an unknown key. The two are compared without `_`, `-` and case. Their edit distance must be at
+/// most a quarter of the known key's length, and at most 2.
 fn misspelt(key: &str) -> Option<&'static str> {
     let joined = |key: &str| -> String {
         key.chars().filter(|c| !matches!(c, '_' | '-')).map(|c| c.to_ascii_lowercase()).collect()

@@ -81,7 +81,7 @@ pub struct ServeConfig {
     pub readable: Vec<PathBuf>,
     /// Allows writing `.git` in the root. The hooks and settings in it run commands outside of the sandbox when a person uses git there.
     pub writable_git: bool,
-    /// Paths hidden from clients in read-only mode without a root, in addition to the executor's own files.
+    /// Paths hidden from clients in read-only mode without a root, in addition to the own files of the executor's server.
     pub hidden: Vec<PathBuf>,
     /// Which environment variables of the executor processes inherit.
     pub inherit: Inherit,
@@ -108,7 +108,7 @@ pub enum ServeError {
     /// The root is a file.
     #[error("the root `{}` is not a directory", root.display())]
     NotADirectory { root: PathBuf },
-    /// The executor's own files cannot be hidden.
+    /// The own files of the executor's server cannot be hidden.
     #[error(
         "the server's own files cannot be hidden at {address}: {missing}; `exec-server doctor` on that machine says what to do"
     )]
@@ -120,7 +120,7 @@ pub enum ServeError {
     /// The sandbox of the root cannot be enforced.
     #[error(
         "the root `{}` cannot be enforced at {address}: {missing}; `exec-server doctor` on that machine says what to do, \
-         and read-only serving needs less of it",
+         with --read-only the host needs to support less",
         root.display()
     )]
     NotEnforceable {
@@ -164,7 +164,7 @@ impl ServedExecutor {
         let client = opened.client.clone();
         let info = match client.environment_info().await {
             Ok(info) => Some(info),
-            // An older server, which does not know this method.
+            // An older server, which does not know this method. For some servers the client knows that, and does not even ask (`Protocol`).
             Err(Error::Server { code: failure::METHOD_NOT_FOUND, .. } | Error::Protocol(_)) => None,
             Err(error) => {
                 opened.end().await;
@@ -201,7 +201,10 @@ impl ServedExecutor {
     pub(super) async fn open(&self) -> Result<ExecutorSession, Error> {
         let opened = (self.open)().await?;
         if self.policies.is_some() && !opened.client.server().capabilities.sandbox {
-            let text = format!("the server at {} no longer supports sandboxes, which its files need", self.address);
+            let text = format!(
+                "the server at {} does not support sandboxes, so the restrictions of `mcp serve` cannot be enforced",
+                self.address
+            );
             opened.end().await;
             return Err(Error::Protocol(text));
         }
@@ -225,7 +228,8 @@ impl ServedExecutor {
                 opened.end().await;
             }
         };
-        // Ignore a timeout: a call that still opens a session holds the lock. The executor ends that session after its time-to-live.
+        // Ignore a timeout: either a call that still opens a session holds the lock, or the executor does not answer. In both cases the
+        // executor ends the session after its time-to-live.
         time::timeout(END_WITHIN, ending).await.ok();
     }
 
@@ -238,8 +242,9 @@ impl ServedExecutor {
         })
     }
 
-    /// The sandbox of file calls: the root, or everything except the files of the executor's server. Without it, an MCP client could use
-    /// the rights of the user who runs `mcp serve` to read or change that server's tokens.
+    /// The sandbox of file calls: the root, or everything except the files of the executor's server. Without it, the file tools
+    /// could read or change that server's tokens with the rights of the user who runs `mcp serve`. Commands still can, unless there are
+    /// `policies`.
     pub(super) fn sandbox(&self) -> Option<Box<RawValue>> {
         self.policies.as_ref().map(|policies| policies.files.clone()).or_else(|| self.default_sandbox.clone())
     }
@@ -302,7 +307,8 @@ impl ServedExecutor {
         Ok(())
     }
 
-    /// Read-only mode without a root: allows reading all files except `hidden` and the executor's own files, which every sandbox hides.
+    /// Read-only mode without a root: allows reading all files except `hidden` and the own files of the executor's server, which every
+    /// sandbox hides.
     ///
     /// Hides nothing on a server without sandbox support. That is another implementation, and we do not know its files.
     async fn hide(&mut self, hidden: &[PathBuf]) -> Result<(), ServeError> {

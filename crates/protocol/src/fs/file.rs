@@ -18,7 +18,7 @@ use crate::{
 pub struct ReadFileParams {
     /// Path of the file.
     pub path: PathArg,
-    /// Whether to follow symbolic links in the path. Default: true.
+    /// Whether symbolic links in the path are followed. Default: true. If not, such a link is an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follow_symlinks: Option<bool>,
     /// The sandbox of the request.
@@ -64,7 +64,7 @@ pub struct WriteFileParams<'a> {
     /// Base64 of the bytes to write.
     #[serde(borrow)]
     pub data_base64: Cow<'a, str>,
-    /// Whether to follow symbolic links in the path. Default: true.
+    /// Whether symbolic links in the path are followed. Default: true. If not, such a link is an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follow_symlinks: Option<bool>,
     /// The sandbox of the request.
@@ -114,7 +114,7 @@ pub struct WriteFileResult {
 pub struct GetMetadataParams {
     /// Path of the file, directory or symbolic link.
     pub path: PathArg,
-    /// Whether to follow symbolic links in the path. Default: true.
+    /// Whether symbolic links in the path are followed. Default: true. If not, such a link is an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follow_symlinks: Option<bool>,
     /// The sandbox of the request.
@@ -151,9 +151,9 @@ pub struct Owner {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct GetMetadataResult {
-    /// Whether the path is a directory, after following links.
+    /// Whether the path leads to a directory. False for a link that is described itself (`ofLink`).
     pub is_directory: bool,
-    /// Whether the path is a regular file, after following links.
+    /// Whether the path leads to a regular file. False for a link that is described itself (`ofLink`).
     pub is_file: bool,
     /// Whether the path itself is a symbolic link.
     pub is_symlink: bool,
@@ -194,7 +194,7 @@ pub struct GetMetadataResult {
 pub struct SetMetadataParams {
     /// Path of the file, directory or symbolic link.
     pub path: PathArg,
-    /// Whether to follow symbolic links in the path. Default: true.
+    /// Whether symbolic links in the path are followed. Default: true. If not, such a link is an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follow_symlinks: Option<bool>,
     /// The sandbox of the request.

@@ -18,7 +18,7 @@ pub struct OpenParams {
     pub handle_id: String,
     /// Path of the file.
     pub path: PathArg,
-    /// Whether to follow symbolic links in the path. Default: true.
+    /// Whether symbolic links in the path are followed. Default: true. If not, such a link is an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follow_symlinks: Option<bool>,
     /// The sandbox of the request.

@@ -19,7 +19,7 @@ pub struct CreateDirectoryParams {
     /// Create missing parents too. A directory that already exists is then not an error. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recursive: Option<bool>,
-    /// Whether to follow symbolic links in the path. Default: true.
+    /// Whether symbolic links in the path are followed. Default: true. If not, such a link is an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follow_symlinks: Option<bool>,
     /// The sandbox of the request.
@@ -69,7 +69,7 @@ pub type CreateSymlinkResult = Empty;
 pub struct ReadDirectoryParams {
     /// Path of the directory.
     pub path: PathArg,
-    /// Whether to follow symbolic links in the path. Default: true.
+    /// Whether symbolic links in the path are followed. Default: true. If not, such a link is an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follow_symlinks: Option<bool>,
     /// The sandbox of the request.

@@ -9,13 +9,13 @@ use exec_server_protocol::{base64, limits, process as wire, signal as names};
 use super::RequestContext;
 use crate::{error::Failure, process::Process, pump};
 
-/// JSON values of one entry besides its arguments, and of the answer around the entries.
+/// An upper bound for the JSON values of one entry without its arguments. Also used for the rest of the answer, which has fewer.
 const ENTRY_VALUES: usize = 32;
 
-/// Maximum text of one session that is being adopted. These are on the first page.
+/// Maximum text of one entry of `adopting`, in bytes. All sessions that are being adopted are on the first page.
 const ADOPTING_BYTES: usize = 128;
 
-/// JSON values of such a session.
+/// JSON values of one entry of `adopting`.
 const ADOPTING_VALUES: usize = 3;
 
 /// The sort key of a process: start time, process id, session id. The cursor is this as JSON in base64.

@@ -13,9 +13,10 @@ use super::{HolderSide, Process, ProcessInit, log::StatusSource};
 use crate::holder_link::HolderLink;
 
 impl Process {
-    /// Creates a process whose holder was found dead. Readers get what it spilled, then a gap for what is known to be
-    /// missing, then an end with the cause `lost`. Output that the holder appended after it last recorded the log's
-    /// position cannot be counted.
+    /// Creates a process from the files of a holder that died or that archived its session. Readers get what is on disk,
+    /// then a gap for what is known to be missing, if any. If the holder did not record the end, it is added: its cause is
+    /// `lost`, unless the exit status is known. Output that the holder appended after it last recorded the log's position
+    /// cannot be counted.
     pub(crate) fn from_dead_holder(
         init: ProcessInit,
         link: Arc<HolderLink>,
@@ -37,7 +38,7 @@ impl Process {
         let mut log = process.log();
         recovered.segments.iter().for_each(|info| log.chain.push_disk(*info));
         // Makes the chain report a gap after the last segment. It covers the events and bytes that were in memory, as
-        // far as they are known.
+        // far as they are known. It removes no segment.
         log.chain.forget_below(status.next_seq, status.written);
         log.set_lost_end();
         drop(log);
@@ -52,11 +53,11 @@ impl Process {
         self.log().wake();
     }
 
-    /// Connects the process to a new holder, which maintains its files. Releases segments that the holder knows but
-    /// that have been taken since.
-    pub(crate) fn rejoin(&self, link: Arc<HolderLink>, known: &Self) {
+    /// Connects the process to a new holder, which maintains its files. `reported` is the same process as the new holder
+    /// reported it; its segments that were taken since the files were handed over are released.
+    pub(crate) fn rejoin(&self, link: Arc<HolderLink>, reported: &Self) {
         let ours: Vec<u64> = self.log().chain.segments().map(|segment| segment.id).collect();
-        let theirs: Vec<u64> = known.log().chain.segments().map(|segment| segment.id).collect();
+        let theirs: Vec<u64> = reported.log().chain.segments().map(|segment| segment.id).collect();
         for taken in theirs.into_iter().filter(|id| !ours.contains(id)) {
             link.release(self.slot, taken);
         }
