@@ -374,10 +374,13 @@ impl<S: ChildSpawner> Holder<S> {
     }
 
     fn handle_spilled(&mut self) {
+        // Call `take_outcome` first: it resets the eventfd. In the other order, the wake-up for an archive job that
+        // finishes between the two calls would be lost.
+        let outcome = self.cx.spill.take_outcome(self.cx.now_ns);
         if let Some(is_written) = self.cx.spill.take_archived() {
             self.handle_archive_written(is_written);
         }
-        let Some(outcome) = self.cx.spill.take_outcome(self.cx.now_ns) else { return };
+        let Some(outcome) = outcome else { return };
         match (outcome.result, self.processes.get_mut(&outcome.slot)) {
             (Ok(()), Some(process)) => process.handle_spilled(outcome.id, &mut self.cx),
             (Ok(()), None) => self.cx.spill.unlink(outcome.slot, outcome.id),

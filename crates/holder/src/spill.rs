@@ -294,7 +294,8 @@ impl Spill {
         done.last().copied().filter(|_| self.archiving == 0)
     }
 
-    /// Takes the result of a finished segment write. After a failure, writes pause until the retry time.
+    /// Resets the eventfd and takes the result of a finished segment write. After a failure, writes pause until the
+    /// retry time.
     pub(crate) fn take_outcome(&mut self, now_ns: u64) -> Option<SpillOutcome> {
         // EAGAIN is fine: nothing has finished.
         rustix::io::read(&self.shared.eventfd, &mut [0; 8]).ok();
