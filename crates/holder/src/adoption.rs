@@ -1,9 +1,9 @@
 //! Sends the whole state of the session to a new controller: each process with its segments in order, then
-//! `ReadyEvent`.
+//! `Ready`.
 //!
-//! `Adoption` keeps the position in this list. Nothing else in the session changes until `ReadyEvent`, so the
-//! controller gets a consistent snapshot. The socket sets the pace. A controller that stops reading is dropped after a
-//! timeout.
+//! `Adoption` keeps the position in this list. Nothing else in the session changes until `Ready`, so the controller
+//! gets a consistent snapshot. The holder sends only as fast as the controller reads, and drops a controller that stops
+//! reading for [`STALL_NS`].
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::context::SessionContext;
 use crate::control::FromHolder;
 use crate::process::{self, Process};
 
-/// How long the controller may accept no message. Children are not read during this time.
+/// How long the controller may stop reading. Children are not read during this time.
 const STALL_NS: u64 = 10_000_000_000;
 
 pub(crate) struct Adoption {
@@ -67,6 +67,7 @@ impl Adoption {
             let fd = process.writer.segment(info.id).map(Segment::shared_fd);
             process::announce(process.slot, &info, fd, cx);
         }
-        (self.slot, self.segments) = (self.slot.saturating_add(1), None);
+        self.slot = self.slot.saturating_add(1);
+        self.segments = None;
     }
 }

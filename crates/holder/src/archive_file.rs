@@ -1,9 +1,10 @@
-//! The file `archived`: the lease's clock of a session that has no holder. The holder writes it when all processes of
-//! its detached session have closed and their logs are complete on disk. From then on the server runs the clock.
+//! The file `archived`: the lease clock of a session that has no holder. The holder writes it when all processes of its
+//! detached session have closed and their logs are complete on disk. After the holder has exited, the server updates
+//! it.
 //!
 //! Format: the time to live in milliseconds (`-` = no limit), then the time of the detach in nanoseconds of
-//! CLOCK_MONOTONIC (`-` = a client is attached). A session does not outlive a reboot, so the clock means the same for
-//! every reader. The processes themselves are in the manifest ([`manifest`](crate::manifest)). Used by the holder and
+//! CLOCK_MONOTONIC (`-` = a client is attached). CLOCK_MONOTONIC restarts at a reboot, but a session does not outlive a
+//! reboot. The processes themselves are in the manifest ([`manifest`](crate::manifest)). Used by the holder and
 //! the server.
 
 use std::io;
@@ -15,7 +16,7 @@ use crate::session_file;
 /// Name of the file in the session's directory.
 pub const ARCHIVE_NAME: &str = "archived";
 
-/// The lease's clock of a session without a holder.
+/// The lease clock of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseClock {
     /// Time to live of the detached session. [`TTL_NONE`]: no limit.

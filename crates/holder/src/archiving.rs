@@ -3,11 +3,13 @@
 //! session.
 //!
 //! ```text
-//!            all closed, detached              on disk               manifest, clock written       no server, or it sent `Leave`
-//!  Waiting ───────── after a while ──▶ Spilling ──────▶ Writing ───────────────────────▶ Reported ──────────▶ the holder ends
-//!     ▲                                   │                │                             │
-//!     └───────── attached, a start, a server that does not know archives ────────────────┘
+//!          idle for long enough        all segments on disk       final manifest, lease clock on disk
+//!  Waiting ─────────────────▶ Spilling ─────────────▶ Writing ──────────────────────▶ Reported ──▶ the holder exits
+//!     ▲                          │                      │                                │
+//!     └── attached, a start, a new server, a failed write of the final files ────────────┘
 //! ```
+//!
+//! From `Reported`, the holder exits when the server sends `Leave`, or when no server is connected.
 //!
 //! This module decides the steps and their order; [`spill`](crate::spill) writes the segments and files. Every step
 //! before the last can be cancelled: the files on disk are then spilled logs like any other.
@@ -16,12 +18,12 @@
 //! - The disk or the quota is full: the holder stays and tries again later.
 //! - The holder is killed before the last segment is written: the segments that are only in its memory are lost, unless
 //!   a running server has mapped them.
-//! - The holder is killed after that: nothing is lost. The manifest that is written before each segment lists every
-//!   process as closed.
+//! - The holder is killed after that: nothing is lost. Even before the final manifest is written, the manifest on disk
+//!   lists every process as closed: it is rewritten when a process closes, and never written later than the segments.
 //!
 //! A holder stays if descendants have outlived their process, because they would die with the holder. It also stays if
-//! a process took writes with a `writeId` (in the holder: a key), because the answer to a repeated write comes from the
-//! holder's ledger.
+//! a process received writes with a `writeId` (in the holder: a key): a client may repeat such a write, and only the
+//! holder's ledger knows the answer.
 
 use exec_server_session::LeaseState;
 
@@ -34,14 +36,14 @@ use crate::reap;
 /// Progress of the archive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum ArchiveStep {
-    /// The session has not been idle for long enough.
+    /// The session is in use, or has not been idle for long enough.
     #[default]
     Waiting,
     /// The spill thread is writing segments.
     Spilling,
-    /// The spill thread is writing the manifest and the lease clock (the file `archived`).
+    /// The spill thread is writing the final manifest and the lease clock (the file `archived`).
     Writing,
-    /// Everything is on disk and the server, if connected, has been informed. `again_at` is when to inform it again.
+    /// Everything is on disk, and `Archived` was sent to the server, if one is connected. Sent again at `again_at`.
     Reported { again_at: u64 },
 }
 
@@ -86,7 +88,7 @@ impl<S: ChildSpawner> Holder<S> {
             ArchiveStep::Waiting => {
                 let after_ns = self.archive_after_ns();
                 let due_at = *self.archiving.due_at.get_or_insert(now_ns.saturating_add(after_ns));
-                if now_ns >= due_at && self.can_archive_to_disk() {
+                if now_ns >= due_at && self.may_write_archive() {
                     self.archiving.step = ArchiveStep::Spilling;
                     self.spill_for_archive();
                 } else if now_ns >= due_at {
@@ -110,8 +112,9 @@ impl<S: ChildSpawner> Holder<S> {
         }
     }
 
-    /// Handles `Leave`. Commands arrive in order, so everything that the server sent before is done; only disk jobs may
-    /// still be under way. If the session has become busy since `Archived`, the holder answers `Staying`.
+    /// Handles `Leave`. All commands that the server sent before it have been executed; only disk jobs may still be
+    /// pending, and [`Holder::leave`] waits for them. If the session has become busy since `Archived`, the holder
+    /// answers `Staying`.
     pub(crate) fn handle_leave(&mut self) {
         self.is_leaving = matches!(self.archiving.step, ArchiveStep::Reported { .. }) && self.may_archive();
         if !self.is_leaving {
@@ -160,16 +163,17 @@ impl<S: ChildSpawner> Holder<S> {
 
     /// Whether every process has disk quota left for its segments in memory, and no other holder has taken over this
     /// session.
-    fn can_archive_to_disk(&self) -> bool {
-        let is_within = |process: &Process| {
-            let (on_disk, in_memory) = (process.writer.disk_segments(), process.writer.memory_segments());
-            // `is_quota_full(n)` is about segment n + 1, hence one less than the total.
-            in_memory == 0 || !self.cx.spill.is_quota_full(on_disk + in_memory - 1)
+    fn may_write_archive(&self) -> bool {
+        let is_within_quota = |process: &Process| {
+            let in_memory = process.writer.memory_segments();
+            // `is_quota_full(n)` asks about segment n + 1, hence one less than the total.
+            in_memory == 0 || !self.cx.spill.is_quota_full(process.writer.disk_segments() + in_memory - 1)
         };
-        self.processes.values().all(is_within) && self.listener.is_secret_in(&self.dir)
+        // The directory contains another secret if the server has created another holder.
+        self.processes.values().all(is_within_quota) && self.listener.is_secret_in(&self.dir)
     }
 
-    /// Spills the next segment. After the last segment, writes the manifest and the lease clock.
+    /// Spills the next segment. After the last segment, writes the final manifest and the lease clock.
     fn spill_for_archive(&mut self) {
         if !self.cx.spill.is_idle() {
             return;
@@ -188,7 +192,7 @@ impl<S: ChildSpawner> Holder<S> {
 
     fn cancel_archive(&mut self) {
         if matches!(self.archiving.step, ArchiveStep::Writing | ArchiveStep::Reported { .. }) {
-            self.cx.spill.end_archive();
+            self.cx.spill.cancel_archive();
         }
         self.archiving = ArchiveProgress { is_allowed: self.archiving.is_allowed, ..ArchiveProgress::default() };
     }

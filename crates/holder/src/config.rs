@@ -51,8 +51,8 @@ pub struct ChildRestrictions {
     pub group: SessionCgroup,
     /// The user that children run as. `None`: the holder's own user.
     pub user: Option<ChildUser>,
-    /// Resource limits of each child, for hosts without a control group that enforces them: resource (`RLIMIT_…`) and
-    /// limit.
+    /// Resource limits of each child, for hosts without a control group that enforces them: the resource (`RLIMIT_…`)
+    /// and one value for the soft and the hard limit.
     pub rlimits: Vec<(u32, u64)>,
 }
 

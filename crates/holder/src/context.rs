@@ -22,8 +22,8 @@ use crate::spill::Spill;
 /// How long free segments are kept for reuse after the last one was returned.
 const TRIM_NS: u64 = 2_000_000_000;
 
-/// Number of fds that children and their output must leave free. They are reserved for a new controller, spill files
-/// and `/proc` reads. Smaller if `RLIMIT_NOFILE` itself is small.
+/// Number of fds that children and their output must leave free: for a new controller, spill files and `/proc` reads. A
+/// small `RLIMIT_NOFILE` makes it smaller ([`SessionContext::free_fds`]).
 const FREE_FDS: u64 = 64;
 
 /// How many fds are available.
@@ -59,7 +59,7 @@ pub(crate) struct SessionContext {
     pub(crate) has_new_deadline: bool,
     /// At least one process is to be killed at the end of this turn.
     pub(crate) has_kills: bool,
-    /// A process started, ended or was forgotten since the manifest was last written.
+    /// The manifest must be written again. For example, a process started, ended or was forgotten.
     pub(crate) is_manifest_stale: bool,
     /// The server's reader sleeps and waits for something that this turn has appended.
     is_wake_due: bool,
@@ -126,12 +126,14 @@ impl SessionContext {
         }
     }
 
-    /// Takes over the memory of a segment that has left its log.
+    /// Takes a segment that has left its log. Its memory is reused or freed, at the latest when the controller has
+    /// returned it.
     pub(crate) fn dispose(&mut self, segment: Segment) {
         let freed = self.lent_segments.dispose(&mut self.pool, segment);
         self.retire(freed);
     }
 
+    /// Handles `Return`: the controller no longer reads this segment.
     pub(crate) fn handle_return(&mut self, id: u64) {
         let freed = self.lent_segments.handle_return(&mut self.pool, id);
         self.retire(freed);
@@ -139,8 +141,7 @@ impl SessionContext {
 
     /// Frees spare memory that has not been needed for a while.
     pub(crate) fn trim(&mut self) {
-        if self.trim_at.is_some_and(|at| self.now_ns >= at) {
-            self.trim_at = None;
+        if self.trim_at.take_if(|at| self.now_ns >= *at).is_some() {
             self.spill.trim();
             for segment in self.pool.trim_idle() {
                 self.send(&FromHolder::Retired { segment });
@@ -156,6 +157,7 @@ impl SessionContext {
     /// How many fds are left. `None` if none is left. Costs three system calls.
     pub(crate) fn free_fds(&self) -> Option<FdBudget> {
         let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        // The copy gets the lowest free number, and is closed again here.
         let lowest = rustix::io::fcntl_dupfd_cloexec(&self.eventfd, 0).ok()?;
         let lowest = u64::from(lowest.as_raw_fd().unsigned_abs());
         Some(FdBudget { free: limit.saturating_sub(lowest), reserved: FREE_FDS.min(limit / 4) })
@@ -166,6 +168,7 @@ impl SessionContext {
         [self.control.shared_fd(), Arc::clone(&self.eventfd)]
     }
 
+    /// Schedules the next trim. If memory was freed, tells the controller the id of its last segment.
     fn retire(&mut self, freed: Option<u64>) {
         self.trim_at = Some(self.now_ns.saturating_add(TRIM_NS));
         if let Some(segment) = freed {

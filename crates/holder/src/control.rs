@@ -13,13 +13,14 @@
 //!          ◀──────  Welcome (control memfd, eventfd), then for each slot: Process, its Segments; Ready
 //!   Attach, Start, Write …  ───▶
 //!          ◀──────  Started, Segment (memfd), Written, Done, Spilled, Dropped … Expired
-//!          ◀──────  Archived, where the server has said AllowArchive; Leave ends the holder
+//!          ◀──────  Archived, only after AllowArchive from the server
+//!   Leave  ──────────────▶                            ends the holder
 //! ```
 //!
 //! Life of a segment: `Segment` lends its memory to the server. `Release` says that its events have been taken, and
-//! removes it from the log. `Return` says that the server no longer reads it; only then does the holder reuse the
-//! memory. The server sends both for a released segment, in any order, and `Return` alone for a spilled or dropped one.
-//! A segment whose `Return` never comes is freed by the holder and not reused.
+//! removes the segment from the log. `Return` says that the server no longer reads it; only then does the holder reuse
+//! the memory. The server sends both for a released segment, in any order, and `Return` alone for a spilled or dropped
+//! one. If `Return` never comes, the holder frees the memory and does not reuse it.
 
 pub(crate) mod codec;
 mod codes;
@@ -89,9 +90,9 @@ pub enum ToHolder<'a> {
         /// Must be higher than the epoch of the last controller. The first is at least 1.
         epoch: u64,
     },
-    /// A client is attached: the lease's clock stops, and a full log blocks its child.
+    /// A client is attached: the lease clock stops, and a full log blocks its child.
     Attach,
-    /// No client is attached: the lease's clock runs, and a full log spills to disk.
+    /// No client is attached: the lease clock runs, and a full log spills to disk.
     Detach {
         /// Time to live from now on. [`TTL_NONE`]: no limit. Also applies when the controller is lost later.
         ttl_ms: u64,
@@ -257,7 +258,7 @@ pub enum FromHolder {
     /// The process runs. Fd: its pidfd, if it is a real child.
     Started {
         req: u32,
-        /// The slot in the control page. Identifies the process in later messages.
+        /// The slot in the control block. Identifies the process in later messages.
         slot: u32,
         pid: u32,
     },
@@ -271,7 +272,7 @@ pub enum FromHolder {
         /// The object that failed: program, directory or resource, as bytes.
         detail: Vec<u8>,
     },
-    /// The part has been written to the child's stdin, or never will be.
+    /// The answer to `Write`: the part has been written to the child's stdin, or will not be written.
     Written {
         req: u32,
         status: WriteStatus,
@@ -366,7 +367,7 @@ pub enum WriteStatus {
     Busy,
 }
 
-/// The result of a request.
+/// The result of a request, in `Done`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandStatus {
     /// Success. For `Terminate`: the process was running.

@@ -82,14 +82,15 @@ impl Controller {
             is_send_delayed: false,
             is_recv_delayed: false,
         };
-        (self.link, self.epoch, self.is_lost) = (Some(link), epoch, false);
+        *self = Self { link: Some(link), epoch, is_lost: false };
     }
 
+    /// Marks the connection as lost. Commands that are still in its socket can be read.
     pub(crate) fn mark_lost(&mut self) {
         self.is_lost = self.link.is_some();
     }
 
-    /// Marks the connection as lost because of an invalid message. Its remaining commands are ignored.
+    /// Marks the connection as lost because of EOF or an invalid message. Ignores the remaining commands.
     pub(crate) fn reject(&mut self) {
         if let Some(link) = &mut self.link {
             link.is_read_done = true;

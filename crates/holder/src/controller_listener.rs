@@ -28,13 +28,13 @@ const PENDING_MAX: usize = 8;
 const HELLO_NS: u64 = 30_000_000_000;
 
 /// How long the listener pauses when `accept` fails.
-const REST_NS: u64 = 100_000_000;
+const PAUSE_NS: u64 = 100_000_000;
 
 pub(crate) struct ControllerListener {
     listener: OwnedFd,
     interest: PollInterest,
     token: u64,
-    rests_until: Option<u64>,
+    paused_until: Option<u64>,
     pending: Vec<PendingConnection>,
     secret: [u8; 32],
 }
@@ -59,7 +59,7 @@ impl ControllerListener {
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let mut interest = PollInterest::default();
         poller.set(&mut interest, listener.as_fd(), token, EventFlags::IN)?;
-        let created = Self { listener, interest, token, rests_until: None, pending: Vec::new(), secret };
+        let created = Self { listener, interest, token, paused_until: None, pending: Vec::new(), secret };
         // The name contains our pid, because another holder of this session may do the same at this moment.
         let unfinished = format!("{SOCKET_NAME}.{}", std::process::id());
         let listening = created.listen(dir, &unfinished);
@@ -75,12 +75,13 @@ impl ControllerListener {
     fn listen(&self, dir: &OwnedFd, unfinished: &str) -> io::Result<()> {
         // Remove a socket left by a killed holder that had the same pid.
         rustix::fs::unlinkat(dir, unfinished, AtFlags::empty()).ok();
-        rustix::net::bind(&self.listener, &spawner::address(dir.as_fd(), unfinished)?)?;
+        rustix::net::bind(&self.listener, &spawner::socket_address(dir.as_fd(), unfinished)?)?;
         rustix::fs::chmodat(dir, unfinished, Mode::RUSR | Mode::WUSR, AtFlags::empty())?;
         rustix::net::listen(&self.listener, 16)?;
         // The server writes a holder's secret before it creates the holder. Lock the directory, so that no other holder
-        // can take the name between the check of the secret and the rename: the other holder would be the newer one,
-        // and this rename would hide it. Errors are ignored: on a file system without locks, the race window is short.
+        // can take the name between the check of the secret and the rename: that holder would be the newer one, and
+        // this rename would hide it. Errors are ignored: on a file system without locks, the window for this race is
+        // short.
         rustix::fs::flock(dir, FlockOperation::LockExclusive).ok();
         let renamed = if self.is_secret_in(dir) {
             // The rename replaces a socket left by a killed holder.
@@ -93,13 +94,14 @@ impl ControllerListener {
     }
 
     /// Whether the secret file in the session's directory contains this holder's secret, so that servers can connect to
-    /// it.
+    /// this holder. True if the file cannot be read.
     pub(crate) fn is_secret_in(&self, dir: &OwnedFd) -> bool {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        // One byte more than a secret, so that a longer file does not match.
         let mut found = [0; 33];
         match rustix::fs::openat(dir, SECRET_NAME, flags, Mode::empty()) {
             Ok(file) => rustix::io::read(file, &mut found).is_ok_and(|len| found.get(..len) == Some(&self.secret)),
-            // Only a missing file means that the server has removed the secret.
+            // Only a missing file means that the server has removed the secret. After any other error, keep it.
             Err(error) => error != Errno::NOENT,
         }
     }
@@ -116,19 +118,18 @@ impl ControllerListener {
         }
     }
 
-    /// Accepts pending connections, and returns those that have sent `Hello` with the right secret.
+    /// Accepts new connections, and returns those connections that have sent `Hello` with the right secret.
     pub(crate) fn turn(&mut self, poller: &Poller, buf: &mut Vec<u8>, now_ns: u64) -> Vec<AuthenticatedConnection> {
-        if self.rests_until.is_some_and(|until| now_ns >= until) {
-            self.rests_until = None;
+        if self.paused_until.take_if(|until| now_ns >= *until).is_some() {
             self.watch(poller, EventFlags::IN);
         }
-        if self.rests_until.is_none() {
+        if self.paused_until.is_none() {
             self.accept(poller, now_ns);
         }
         let mut authenticated = Vec::new();
         for connection in std::mem::take(&mut self.pending) {
             match control::recv_raw(&connection.socket, buf) {
-                Ok(Some(hello)) => authenticated.extend(self.check(connection.socket, hello.bytes(buf))),
+                Ok(Some(hello)) => authenticated.extend(self.authenticate(connection.socket, hello.bytes(buf))),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && now_ns < connection.until_ns => {
                     self.pending.push(connection);
                 }
@@ -136,7 +137,7 @@ impl ControllerListener {
             }
         }
         for AuthenticatedConnection { socket, .. } in &authenticated {
-            // From now on `Controller` watches this socket, under another token. An error means that it is not
+            // From now on `Controller` watches this socket, under another token. An error means that the socket is not
             // registered.
             poller.forget(socket.as_fd()).ok();
         }
@@ -151,7 +152,7 @@ impl ControllerListener {
     /// The next deadline: a `Hello` timeout, or the end of the listener's pause.
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
         let silent = self.pending.iter().map(|connection| connection.until_ns).min();
-        silent.into_iter().chain(self.rests_until).min()
+        silent.into_iter().chain(self.paused_until).min()
     }
 
     fn accept(&mut self, poller: &Poller, now_ns: u64) {
@@ -161,7 +162,7 @@ impl ControllerListener {
                 Ok(_) | Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::AGAIN) => return,
                 Err(_) => {
-                    self.rests_until = Some(now_ns.saturating_add(REST_NS));
+                    self.paused_until = Some(now_ns.saturating_add(PAUSE_NS));
                     return self.watch(poller, EventFlags::empty());
                 }
             }
@@ -173,7 +174,7 @@ impl ControllerListener {
         poller.set(&mut self.interest, self.listener.as_fd(), self.token, events).ok();
     }
 
-    fn check(&self, socket: OwnedFd, message: &[u8]) -> Option<AuthenticatedConnection> {
+    fn authenticate(&self, socket: OwnedFd, message: &[u8]) -> Option<AuthenticatedConnection> {
         match ToHolder::decode(message) {
             Ok(ToHolder::Hello { version, secret, epoch }) if is_equal_constant_time(&secret, &self.secret) => {
                 Some(AuthenticatedConnection { socket, version, epoch })

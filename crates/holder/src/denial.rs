@@ -10,13 +10,13 @@ use exec_server_process::ChildExit;
 /// The error texts of `EPERM`, `EACCES` and `EROFS`, in lower case.
 const DENIAL_TEXTS: [&[u8]; 3] = [b"operation not permitted", b"permission denied", b"read-only file system"];
 
-/// Checks the exit status first, and calls `written` for the output only if the process failed. `written` yields the
-/// last output of each stream.
-pub(crate) fn is_denial_likely<W: Iterator<Item = Vec<u8>>>(exited: &ChildExit, written: impl FnOnce() -> W) -> bool {
+/// Checks the exit status first, and calls `outputs` only if the process failed. `outputs` yields the last output of
+/// each stream.
+pub(crate) fn is_denial_likely<W: Iterator<Item = Vec<u8>>>(exited: &ChildExit, outputs: impl FnOnce() -> W) -> bool {
     if exited.signal.map(i32::from) == Some(libc::SIGSYS) {
         return true;
     }
-    exited.code != 0 && written().any(|text| has_denial_text(&text))
+    exited.code != 0 && outputs().any(|text| has_denial_text(&text))
 }
 
 fn has_denial_text(text: &[u8]) -> bool {

@@ -34,7 +34,7 @@ const COMMANDS_MAX: usize = 64;
 /// Maximum number of commands read from a controller that has disconnected: more than a socket can hold.
 const LAST_COMMANDS_MAX: usize = 4096;
 
-/// Number of child events after which a waiting reader is woken, before the rest of the events are handled.
+/// In every group of this many child events, a waiting reader is woken before the last event is handled.
 const WAKE_EVENTS: usize = 8;
 
 // Epoll tokens of `Holder::poller`.
@@ -166,8 +166,9 @@ impl<S: ChildSpawner> Holder<S> {
         if !std::mem::take(&mut self.has_waited) {
             self.poller.ready(&mut self.ready);
         }
-        let ready = self.ready.iter().fold(0_u64, |all, event| all | 1 << event.token);
-        let is_ready = |token: u64| ready & 1 << token != 0;
+        // One bit per token.
+        let ready_tokens = self.ready.iter().fold(0_u64, |all, event| all | (1 << event.token));
+        let is_ready = |token: u64| ready_tokens & (1 << token) != 0;
         if is_ready(CONTROLLER) || self.cx.controller.is_recv_delayed() {
             self.cx.controller.flush();
             self.receive_commands(COMMANDS_MAX, Self::may_work);
@@ -199,8 +200,8 @@ impl<S: ChildSpawner> Holder<S> {
         if std::mem::take(&mut self.cx.has_kills) {
             process_end::kill_due(self.processes.values_mut(), &mut self.cx);
         }
-        let is_orphan_over = self.orphan_ends_at.is_some_and(|at| now_ns >= at);
-        if self.ending.is_none() && (self.lease.poll_expired(now_ns) || is_orphan_over) {
+        let is_orphan_ttl_over = self.orphan_ends_at.is_some_and(|at| now_ns >= at);
+        if self.ending.is_none() && (self.lease.poll_expired(now_ns) || is_orphan_ttl_over) {
             if self.is_abandoned() {
                 // Nothing was started here and the secret is gone. This holder must not end the session, which may
                 // have another holder by now.
@@ -210,6 +211,7 @@ impl<S: ChildSpawner> Holder<S> {
                 self.end(EndReason::Expiry);
             }
         }
+        // A shortage delays messages. No event reports its end, so try again in every turn.
         if self.cx.controller.deadline_ns(now_ns).is_some() {
             self.cx.controller.flush();
         }
@@ -251,9 +253,9 @@ impl<S: ChildSpawner> Holder<S> {
     /// Starts to end the session.
     pub(crate) fn end(&mut self, reason: EndReason) {
         if self.ending.is_none() {
-            // Kills all processes in one step where the host supports it; then the holder only has to reap them. The
-            // control group belongs to the session. An abandoned holder may share it with its successor, so it kills
-            // only its own processes.
+            // Kill all processes in one step where the host supports it; then the holder only has to reap them. The
+            // control group belongs to the session, so an abandoned holder may share it with its successor. It must
+            // kill only its own processes.
             if reason != EndReason::Abandoned {
                 self.cx.cgroups.kill_all();
             }
@@ -269,9 +271,10 @@ impl<S: ChildSpawner> Holder<S> {
         }
     }
 
-    fn receive_commands(&mut self, most: usize, may_continue: impl Fn(&Self) -> bool) {
+    /// Executes up to `max` commands of the controller, while `may_continue` allows it.
+    fn receive_commands(&mut self, max: usize, may_continue: impl Fn(&Self) -> bool) {
         let mut buf = std::mem::take(&mut self.buf);
-        for _ in 0..most {
+        for _ in 0..max {
             if !may_continue(self) || self.ending.is_some() || self.is_leaving {
                 break;
             }
@@ -283,8 +286,8 @@ impl<S: ChildSpawner> Holder<S> {
         self.buf = buf;
     }
 
-    /// Whether no server will ever connect: the server that created this holder could not use it and removed its
-    /// secret, and nothing has been started.
+    /// Whether no server will ever connect: the server that created this holder could not use it and removed or
+    /// replaced its secret, and nothing has been started here.
     fn is_abandoned(&self) -> bool {
         self.processes.values().all(|process| process.is_restored) && !self.listener.is_secret_in(&self.dir)
     }
@@ -307,21 +310,22 @@ impl<S: ChildSpawner> Holder<S> {
                 self.handle_controller_loss();
             }
             self.archiving.handle_new_controller();
-            (self.orphan_ttl, self.orphan_ends_at) = (Ttl::None, None);
+            self.orphan_ttl = Ttl::None;
+            self.orphan_ends_at = None;
             let is_first = self.cx.controller.epoch() == 0;
             self.cx.controller.replace(socket, epoch);
             self.send_welcome(epoch);
             if is_first {
-                // The server that created this holder is connected. Attach now: otherwise the time to live could run
-                // out before the server's first `Attach` or `Detach`, however late that comes.
+                // This is the server that created the holder. Attach now: otherwise the time to live could run out
+                // before the server's first `Attach` or `Detach`.
                 self.attach();
             }
         }
     }
 
     fn send_welcome(&mut self, epoch: u64) {
-        let LeaseClock { ttl_ms, detached_ns } = self.lease_clock();
-        let detached_for_ns = detached_ns.map_or(0, |since_ns| self.cx.now_ns.saturating_sub(since_ns));
+        let LeaseClock { ttl_ms, detached_ns: since_ns } = self.lease_clock();
+        let detached_for_ns = since_ns.map_or(0, |since_ns| self.cx.now_ns.saturating_sub(since_ns));
         let welcome = FromHolder::Welcome {
             // Announces the newest optional feature of this holder. The message layout itself is still `VERSION`.
             version: ARCHIVES,
@@ -350,8 +354,8 @@ impl<S: ChildSpawner> Holder<S> {
     /// Handles the loss of the controller: detaches the session, and the current time to live runs.
     fn handle_controller_loss(&mut self) {
         self.adoption = None;
-        // Write the current log positions to the manifest: if this holder is killed now, the next server knows them
-        // from nowhere else.
+        // Write the current log positions to the manifest: if this holder is killed before a server connects, the next
+        // server can learn them only from there.
         self.cx.is_manifest_stale = true;
         self.cx.lent_segments.handle_controller_loss();
         if let Ttl::Nanos(ns) = self.orphan_ttl {
@@ -363,22 +367,26 @@ impl<S: ChildSpawner> Holder<S> {
         }
         for process in self.processes.values_mut() {
             process.input.handle_controller_loss();
-            // Followers of this log reconnect through the next server, which reports their position again.
+            // The followers of this log reconnect through the next server, which then sends `Followed` again.
             process.followed_seq = 0;
         }
         self.handle_attachment();
     }
 
     fn handle_spilled(&mut self) {
+        // Call `take_outcome` first: it resets the eventfd. In the other order, the wake-up for an archive job that
+        // finishes between the two calls would be lost.
+        let outcome = self.cx.spill.take_outcome(self.cx.now_ns);
         if let Some(is_written) = self.cx.spill.take_archived() {
             self.handle_archive_written(is_written);
         }
-        let Some(outcome) = self.cx.spill.take_outcome(self.cx.now_ns) else { return };
+        let Some(outcome) = outcome else { return };
         match (outcome.result, self.processes.get_mut(&outcome.slot)) {
             (Ok(()), Some(process)) => process.handle_spilled(outcome.id, &mut self.cx),
             (Ok(()), None) => self.cx.spill.unlink(outcome.slot, outcome.id),
-            // Writes now pause until the retry time, and the `reconsider` calls below report the reason. The manifest
-            // that came with this segment may not have been written either, so it is due again.
+            // Writes now pause until the retry time, and the `reconsider` calls below report the full disk as the
+            // reason for blocked children. The manifest before this segment may not have been written either, so it is
+            // due again.
             (Err(_), _) => self.cx.is_manifest_stale = true,
         }
         // Continue after the slot that was just served, so that one busy process does not keep the disk from the
@@ -407,7 +415,7 @@ impl<S: ChildSpawner> Holder<S> {
         manifest::encode(&processes)
     }
 
-    /// Ends the holder but not the session, which from now on consists of its files only.
+    /// Prepares the exit of the holder without the end of its session: waits until all disk jobs are done.
     fn leave(&mut self) {
         self.cx.cgroups.remove();
         self.cx.spill.shut_down();
@@ -446,7 +454,7 @@ impl<S: ChildSpawner> Holder<S> {
 
     fn handle_deadlines(&mut self) {
         let now_ns = self.cx.now_ns;
-        if self.cx.spill.poll_rested(now_ns) {
+        if self.cx.spill.poll_pause_over(now_ns) {
             self.handle_attachment();
         }
         if self.next_process_deadline.is_some_and(|at| now_ns >= at) {
@@ -459,7 +467,8 @@ impl<S: ChildSpawner> Holder<S> {
 
     fn handle_child_signal(&mut self) {
         if let Some(signals) = &self.signals {
-            // One read consumes one signal. Further pending signals only cause another check.
+            // One read of 128 bytes (`signalfd_siginfo`) consumes one signal. A further signal only causes another
+            // check.
             rustix::io::read(signals, &mut [0; 128]).ok();
             self.has_dead_children = true;
         }
@@ -469,7 +478,7 @@ impl<S: ChildSpawner> Holder<S> {
         let classify = |pid: i32| {
             let mut leaders = self.processes.values().filter(|process| process.is_unreaped());
             match leaders.find(|process| process.pid == pid.unsigned_abs()).map(|process| process.phase) {
-                // The next turn handles this exit, at the latest when the controller accepts messages again.
+                // The next turn handles this exit, or the first turn in which the controller accepts messages again.
                 Some(ProcessPhase::Running) => DeadChild::Leader,
                 Some(ProcessPhase::Draining | ProcessPhase::Exited | ProcessPhase::Closed) => DeadChild::BlockedLeader,
                 None => DeadChild::Stray,
@@ -514,13 +523,13 @@ impl<S: ChildSpawner> Holder<S> {
         let ending = self.ending.as_ref().map(SessionEnd::deadline_ns);
         // Count only deadlines that the next turn will act on. A past deadline that no turn clears would make the
         // caller spin without waiting.
-        let [lease, orphan] =
-            [self.lease.deadline_ns(), self.orphan_ends_at].map(|at| at.filter(|_| self.ending.is_none()));
-        let may_work = self.may_work() && self.ending.is_none();
+        let is_ending = self.ending.is_some();
+        let may_work = self.may_work() && !is_ending;
+        let expiry = [self.lease.deadline_ns(), self.orphan_ends_at].map(|at| at.filter(|_| !is_ending));
         let archive = self.archiving.deadline_ns();
         let work = [self.next_process_deadline, self.cx.spill.deadline_ns(), archive].map(|at| at.filter(|_| may_work));
-        let others = [adoption, ending, lease, orphan, self.listener.deadline_ns(), self.cx.deadline_ns()];
-        work.into_iter().chain(others).flatten().min()
+        let others = [adoption, ending, self.listener.deadline_ns(), self.cx.deadline_ns()];
+        expiry.into_iter().chain(work).chain(others).flatten().min()
     }
 }
 

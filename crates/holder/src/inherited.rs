@@ -4,11 +4,11 @@
 //! Call these functions at the top of `main`, before the spawner is forked: the spawner and the holders inherit the
 //! result. Children are not affected: they always start with default dispositions and an empty signal mask.
 
-use crate::spawner::{close_range, disposition};
+use crate::spawner::{close_range, set_disposition};
 
 /// Ignores SIGXFSZ, so that a write beyond the file size limit fails with EFBIG and does not kill the process.
 pub fn ignore_file_size_signal() {
-    disposition(libc::SIGXFSZ, libc::SIG_IGN);
+    set_disposition(libc::SIGXFSZ, libc::SIG_IGN);
 }
 
 /// Unblocks all signals. Some parents, such as a test runner or a helper of a shell script, start programs with signals

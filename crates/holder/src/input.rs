@@ -3,8 +3,8 @@
 //! Owns the current part, the ledger of keyed writes, and a close that waits for the current part.
 //!
 //! One part is written at a time. If the controller that sent it disconnects, the part is still written, and the first
-//! part from the next controller waits behind it. A retry then finds in the ledger how much of the write is done. So at
-//! most two parts are held.
+//! part from the next controller waits behind it. If that part repeats the write, the ledger then shows how much of the
+//! write is done. So at most two parts are held.
 //!
 //! Failure path: if the child closes its stdin or dies, everything that waits is answered with `StdinClosed` and the
 //! number of bytes written. The retry of a keyed write that was completed is answered with `Accepted` even then.
@@ -54,7 +54,7 @@ pub(crate) struct WritePart {
 }
 
 impl WritePart {
-    /// Bytes of the whole write that have been written to the child. Valid once the part has been started.
+    /// Bytes of the whole write that have been written to the child. Valid once `begin_part` has run.
     fn done(&self) -> u64 {
         self.offset.saturating_add(self.at as u64)
     }
@@ -65,7 +65,7 @@ impl WritePart {
 }
 
 impl ChildStdin {
-    /// Whether a write with a key was made. Such a write may be repeated.
+    /// Whether the process received a write with a key. A client may repeat such a write.
     pub(crate) fn has_ledger(&self) -> bool {
         self.ledger.is_some()
     }
@@ -101,15 +101,15 @@ impl Process {
     pub(crate) fn handle_write(&mut self, part: WritePart, cx: &mut SessionContext) {
         let known = part.key.and_then(|key| self.input.ledger.as_ref()?.progress(key));
         let done = known.map_or(0, |known| known.done);
-        let is_whole = part.key.is_none() || part.end() <= part.total;
+        let is_within_total = part.key.is_none() || part.end() <= part.total;
         let status = match known {
             Some(known) if !known.is_same(part.total, part.digest) => WriteStatus::Mismatch,
             Some(known) if known.done >= part.end() => WriteStatus::Accepted,
-            Some(_) | None if !is_whole => WriteStatus::Mismatch,
+            Some(_) | None if !is_within_total => WriteStatus::Mismatch,
             Some(_) | None if !self.accepts_input() => WriteStatus::StdinClosed,
             Some(_) | None => match &self.input.current {
                 None => {
-                    self.start(part, cx);
+                    self.begin_part(part, cx);
                     return self.write_pending(cx);
                 }
                 Some(current) if current.req.is_none() && self.input.next.is_none() => {
@@ -139,7 +139,7 @@ impl Process {
                 return self.settle(cx);
             }
             if let Some(next) = self.input.next.take() {
-                self.start(next, cx);
+                self.begin_part(next, cx);
             }
         }
         if self.input.closing.is_some() {
@@ -160,6 +160,7 @@ impl Process {
         }
         if let Some(stdin) = self.child.as_mut().and_then(exec_server_process::Child::take_stdin) {
             drop(stdin);
+            // The close has removed the fd from epoll.
             self.input.interest = PollInterest::default();
         }
     }
@@ -169,7 +170,7 @@ impl Process {
     }
 
     /// Makes the part the current one, and skips the bytes that an earlier attempt has written.
-    fn start(&mut self, mut part: WritePart, cx: &mut SessionContext) {
+    fn begin_part(&mut self, mut part: WritePart, cx: &mut SessionContext) {
         let done = match part.key.map(|key| self.input.ledger().begin(key, part.total, part.digest)) {
             None => part.offset,
             Some(WriteBegin::New) => 0,
@@ -194,7 +195,7 @@ impl Process {
                 send_written(part.req, WriteStatus::StdinClosed, part.done(), cx);
                 return None;
             };
-            // Read the modes right before the write: the program may change them at any time.
+            // Read the terminal's modes right before the write, because the program may change them at any time.
             let modes = self.is_tty.then(|| rustix::termios::tcgetattr(fd).ok()).flatten();
             match rustix::io::write(fd, rest) {
                 Ok(n) => {
@@ -203,8 +204,8 @@ impl Process {
                     }
                     part.at += n;
                     if let Some(key) = part.key {
-                        // Record the progress before anything else can happen. The key exists, because the part has
-                        // been started.
+                        // Record the progress before anything else can happen. The ledger has the key since
+                        // `begin_part`.
                         self.input.ledger().advance(key, n as u64).ok();
                     }
                 }
@@ -230,6 +231,7 @@ impl Process {
         let status = match outcome {
             Ok(CloseStdinOutcome::Closed) => {
                 self.input.is_open = false;
+                // The close has removed the fd from epoll.
                 self.input.interest = PollInterest::default();
                 CommandStatus::Ok
             }

@@ -1,8 +1,9 @@
 //! Tracks which segments a controller may have mapped, and when their memory may be reused.
 //!
-//! Ensures that mapped memory is never overwritten. A segment is reused only after the controller has returned it. If
-//! that controller is gone, the holder closes its memfd and its mapping instead. The pages stay until the last mapping
-//! of the controller is gone, so a late reader still finds the old bytes.
+//! Ensures that mapped memory is never overwritten. The memory of a segment is reused only after the controller has
+//! returned the segment. If the controller disconnects first, the holder closes its own fd and mapping of the segment
+//! instead. The kernel keeps the pages until the controller's last mapping is gone, so a slow reader still finds the
+//! old bytes.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -34,10 +35,12 @@ impl LentSegments {
     pub(crate) fn dispose(&mut self, pool: &mut SegmentPool, segment: Segment) -> Option<u64> {
         let id = segment.id();
         if self.unreturned.remove(&id) {
-            // Dropping `segment` frees it. If the segment was also announced to the current controller, return its id.
+            // An earlier controller may still have it mapped: free it by dropping `segment`. If the segment was also
+            // announced to the current controller, that controller must be informed.
             return self.lent.remove(&id).then_some(id);
         }
         if !self.lent.contains(&id) {
+            // The pool keeps more spare memory if the readers have more segments in use.
             return pool.recycle(segment, self.lent.len());
         }
         self.parked.push_back(segment);
@@ -48,8 +51,8 @@ impl LentSegments {
         })
     }
 
-    /// Handles `Return`: the current controller no longer reads this segment. It may keep the mapping of the memory for
-    /// a later segment. Returns an id as `dispose` does.
+    /// Handles `Return`: the current controller no longer reads this segment. The controller may keep its mapping, for
+    /// a later segment in the same memory. Returns an id as `dispose` does.
     pub(crate) fn handle_return(&mut self, pool: &mut SegmentPool, id: u64) -> Option<u64> {
         self.lent.remove(&id);
         let at = self.parked.iter().position(|segment| segment.id() == id)?;

@@ -15,7 +15,7 @@
 //!
 //! States of the session:
 //! - *attached*: a client is connected, and a full log blocks its child.
-//! - *detached*: a full log spills to disk, and the lease's clock runs.
+//! - *detached*: a full log spills to disk, and the lease clock runs.
 //! - *ending*: the holder kills all processes and repeats this until none is alive.
 //! - *ended*.
 //!

@@ -2,9 +2,9 @@
 //! next server needs it to offer that output.
 //!
 //! Format: one line per process with its slot, its pid, the position of its log, its exit if it has exited, and the
-//! opaque record of its start. The holder writes the manifest with the first segment that goes to disk, and again when
-//! a process starts, ends or is forgotten. It removes the manifest with the last segment. So the log positions in it
-//! are lower bounds. Used by the holder and the server.
+//! opaque record of its start. The holder writes the manifest before the first segment goes to disk, and again when a
+//! process starts, ends or is forgotten, and when the controller is lost. Logs grow in between, so the positions are
+//! lower bounds. The holder removes the manifest with the last segment file. Used by the holder and the server.
 
 use std::io::{self, Read as _};
 use std::os::fd::AsFd;
@@ -48,7 +48,7 @@ pub fn read(dir: impl AsFd) -> io::Result<Option<Vec<ManifestEntry>>> {
     // Fail if the file is too long. A truncated manifest would not decode, and the output that it names would be
     // deleted with the session.
     if file.take(MANIFEST_MAX_BYTES).read_to_string(&mut text)? as u64 == MANIFEST_MAX_BYTES {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the manifest of the processes is too long"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the manifest `processes` is too long"));
     }
     Ok(decode(&text))
 }
@@ -73,7 +73,8 @@ fn encode_one(process: &ManifestEntry) -> String {
 
 fn decode_one(line: &str) -> Option<ManifestEntry> {
     let mut words = line.split(' ');
-    let (slot, pid) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    let slot = words.next()?.parse().ok()?;
+    let pid = words.next()?.parse().ok()?;
     let mut number = || words.next()?.parse::<u64>().ok();
     let mut status = LogStatus {
         next_seq: number()?,

@@ -53,24 +53,27 @@ const RESERVE_SEGMENTS: usize = 4;
 enum ReliefOutcome {
     /// The policy freed a segment.
     Freed,
-    /// The child must not be read. Contains the reason.
+    /// The child must not be read, for this reason.
     Full(BlockReason),
 }
 
 enum ReadOutcome {
+    /// This many bytes are in the log.
     Bytes(usize),
+    /// Nothing can be read now.
     Nothing,
     /// No memory is available to read into.
     NoMemory,
+    /// EOF, or an error that ends the stream.
     Ended,
 }
 
 impl Process {
     /// Handles a stream that is ready.
     pub(crate) fn handle_readable(&mut self, index: usize, flags: EventFlags, cx: &mut SessionContext) {
-        // HUP without IN is the EOF of a pipe, and needs no segment. A terminal must be read: its HUP may overtake
-        // bytes that are still in the line discipline. A paused stream is watched for HUP only, so a missing IN means
-        // nothing there; `has_hung_up` polls for it.
+        // HUP without IN is the EOF of a pipe. End the stream without a read, which would need a segment. A paused pipe
+        // is watched for HUP only, so its event lacks IN even if bytes are left: `has_hung_up` polls again. A terminal
+        // is always read, because its HUP may overtake bytes that are still in the line discipline.
         let is_hang_up = flags.contains(EventFlags::HUP) && !flags.contains(EventFlags::IN);
         if is_hang_up && self.has_hung_up(index) {
             self.end_stream(index, cx);
@@ -90,20 +93,23 @@ impl Process {
             if self.writer.memory_segments() >= self.cap_segments() && self.has_hung_up(index) {
                 return self.end_stream(index, cx);
             }
-            if let Err(blocked) = self.make_room(cx)
-                && !(self.is_final(index) && self.use_reserve(cx))
-            {
-                return self.pause(blocked, cx);
+            if let Err(blocked) = self.make_room(cx) {
+                let has_reserve = self.is_final(index) && self.use_reserve(cx);
+                if !has_reserve {
+                    return self.pause(blocked, cx);
+                }
             }
             match self.read_record(index, cx) {
                 ReadOutcome::Bytes(n) => left = left.saturating_sub(n),
                 ReadOutcome::Nothing => return,
                 ReadOutcome::NoMemory => {
                     self.retry_later(cx);
+                    // No `BlockReason` stands for a shortage of memory. This one is the nearest.
                     return self.pause(BlockReason::MemoryCap, cx);
                 }
                 ReadOutcome::Ended => return self.end_stream(index, cx),
             }
+            // Append `Exited` right after the tail, before output that descendants have written since.
             if self.is_drained() {
                 self.finish_exit(cx);
             }
@@ -122,7 +128,7 @@ impl Process {
             Ok(()) => {
                 self.paused = None;
                 if let Some((span, at)) = &mut self.deadlines.idle {
-                    // The idle timeout starts again now, because the holder could not see output while it did not read.
+                    // Restart the idle timeout: the holder could not see any output while it did not read.
                     *at = cx.now_ns.saturating_add(*span);
                     cx.has_new_deadline = true;
                 }
@@ -155,10 +161,10 @@ impl Process {
         }
     }
 
-    /// Whether a pipe is empty and has no writer. A terminal reports this only on a read.
+    /// Whether a pipe is empty and has no writer. Always false for a terminal, which reports its end only on a read.
     fn has_hung_up(&self, index: usize) -> bool {
-        let found = self.poll(index);
-        !self.is_tty && found.contains(PollFlags::HUP) && !found.contains(PollFlags::IN)
+        let flags = self.poll(index);
+        !self.is_tty && flags.contains(PollFlags::HUP) && !flags.contains(PollFlags::IN)
     }
 
     /// Whether the unread output of a stream is finite: it is the rest of the leader's tail, or the stream has no
@@ -169,6 +175,7 @@ impl Process {
         has_tail || self.poll(index).contains(PollFlags::HUP)
     }
 
+    /// Polls a stream without blocking. Returns no flags if the stream is closed or cannot be polled.
     fn poll(&self, index: usize) -> PollFlags {
         let (Some(output), Some(child)) = (self.outputs.get(index), &self.child) else { return PollFlags::empty() };
         let Some(fd) = stream_fd(child, output.stream) else { return PollFlags::empty() };
@@ -200,6 +207,7 @@ impl Process {
             Ok(0) => return ReadOutcome::Ended,
             Ok(n) => n,
             Err(Errno::AGAIN) => {
+                // The stream is empty, so the whole tail has been read. For a terminal, `tail` is only an upper bound.
                 output.tail = 0;
                 return ReadOutcome::Nothing;
             }
@@ -213,6 +221,7 @@ impl Process {
         let is_due = self.writer.commit(&cx.control, output.stream, n);
         cx.request_wake(is_due);
         if let Some((span, at)) = &mut self.deadlines.idle {
+            // No `has_new_deadline`: the deadline that was collected is now too early, which is harmless.
             *at = cx.now_ns.saturating_add(*span);
         }
         ReadOutcome::Bytes(n)
@@ -221,8 +230,8 @@ impl Process {
     /// Ensures that a record can be appended within the cap.
     fn make_room(&mut self, cx: &mut SessionContext) -> Result<(), BlockReason> {
         if !self.begin_record(cx) {
-            // Try only once: a mapped segment is free only when the server returns it, and a spilled one only when it
-            // is on disk.
+            // Try only once. More attempts would be in vain: a dropped segment that the server has mapped becomes free
+            // only when the server returns it, and a spilled one only when it is on disk.
             let is_freed = matches!(self.apply_overflow_policy(cx), ReliefOutcome::Freed) && self.begin_record(cx);
             if !is_freed {
                 self.retry_later(cx);
@@ -264,11 +273,11 @@ impl Process {
         self.writer.room(&mut cx.pool).is_ok()
     }
 
-    /// Whether the log may take one more fd. A process without any segment may use half of the reserve: otherwise it
-    /// could not produce any output once starts have taken all other fds.
+    /// Whether the log may take one more fd. The first segment of a process may use half of the reserved fds: otherwise
+    /// the process could not produce any output once starts have taken all other fds.
     fn may_take_fd(&self, cx: &SessionContext) -> bool {
-        let is_only = self.writer.memory_segments() == 0;
-        cx.free_fds().is_some_and(|fds| fds.free > if is_only { fds.reserved / 2 } else { fds.reserved })
+        let is_first = self.writer.memory_segments() == 0;
+        cx.free_fds().is_some_and(|fds| fds.free > if is_first { fds.reserved / 2 } else { fds.reserved })
     }
 
     /// Applies the overflow policy once.
@@ -277,7 +286,7 @@ impl Process {
             BlockReason::MemoryCap
         } else if cx.spill.is_quota_full(self.writer.disk_segments()) {
             BlockReason::Quota
-        } else if cx.spill.is_resting() {
+        } else if cx.spill.is_paused() {
             BlockReason::DiskFull
         } else {
             self.spill_oldest(cx);
@@ -307,7 +316,7 @@ impl Process {
 
     /// Begins to spill the oldest sealed segment, if the disk is idle.
     fn spill_oldest(&mut self, cx: &mut SessionContext) {
-        // The log of a closed process does not grow, so it stays in memory.
+        // The log of a closed process does not grow, so it stays in memory until the session is archived.
         if self.phase == ProcessPhase::Closed || !cx.spill.is_idle() {
             return;
         }
@@ -323,7 +332,7 @@ impl Process {
             Some(segment) => cx.dispose(segment),
             None => {
                 cx.spill.unlink(self.slot, dropped.id);
-                cx.spill.handle_space();
+                cx.spill.end_pause();
             }
         }
         true
@@ -335,7 +344,7 @@ impl Process {
         self.settle(cx);
     }
 
-    /// Tries the process again after a delay.
+    /// Schedules a retry: the next deadline of the process calls `reconsider` and `settle`.
     pub(crate) fn retry_later(&mut self, cx: &mut SessionContext) {
         self.retry_in(RETRY_NS, cx);
     }

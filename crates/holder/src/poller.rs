@@ -11,8 +11,8 @@ use rustix::event::{Timespec, epoll};
 
 pub(crate) use rustix::event::epoll::EventFlags;
 
-/// Maximum number of events per call. Each event may lead to 256 KiB of output, so 8 events delay the controller by
-/// about a millisecond at most.
+/// Maximum number of events per call. One event may lead to 256 KiB of output (the exit of a leader, whose two streams
+/// are then read), so 8 events delay the controller by about a millisecond at most.
 const EVENTS_MAX: usize = 8;
 
 /// Longest wait per call. A timeout above 24 days would need a system call that older kernels do not have.

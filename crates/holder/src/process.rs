@@ -33,6 +33,7 @@ pub(crate) enum ProcessFd {
     Exit = 0,
     /// Stdout, or the terminal in both directions.
     First = 1,
+    /// Stderr.
     Second = 2,
     Stdin = 3,
 }
@@ -95,7 +96,7 @@ pub(crate) struct ChildOutput {
 #[derive(Default)]
 pub(crate) struct ProcessDeadlines {
     pub(crate) timeout_at: Option<u64>,
-    /// Idle timeout and its deadline. Does not run while the holder does not read.
+    /// The idle timeout and its deadline. The deadline does not count while the holder does not read the output.
     pub(crate) idle: Option<(u64, u64)>,
     /// The end of a grace period, or the next attempt of an incomplete kill.
     pub(crate) kill_at: Option<u64>,
@@ -253,14 +254,16 @@ impl Process {
     pub(crate) fn watch(&mut self, cx: &SessionContext) -> io::Result<()> {
         let Some(child) = &self.child else { return Ok(()) };
         let waits_for_child = self.input.waits_for_child();
-        // Nothing can be read before the retry, not even into the reserve. A watched HUP would be reported
-        // continuously.
+        // After a shortage of memory or fds, nothing can be read before the retry, not even into the reserve. A watched
+        // HUP would be reported continuously.
         let is_short = self.paused.is_some() && self.deadlines.retry_at.is_some();
         for (output, source) in self.outputs.iter_mut().zip([ProcessFd::First, ProcessFd::Second]) {
             let Some(fd) = stream_fd(child, output.stream).filter(|_| output.is_open) else { continue };
             let mut events = EventFlags::empty();
+            // The tail is finite, so it is read into the reserve even while the output is paused.
             events.set(EventFlags::IN, self.paused.is_none() || (output.tail > 0 && !is_short));
-            // HUP means that no writer is left. The rest is then finite and is read into the reserve.
+            // HUP means that no writer is left, so the rest is finite, too. epoll reports HUP for every registered fd;
+            // here the flag keeps the fd registered.
             events.set(EventFlags::HUP, self.paused.is_some() && !is_short);
             events.set(EventFlags::OUT, self.is_tty && waits_for_child);
             cx.children.set(&mut output.interest, fd, source.token(self.slot), events)?;
@@ -272,7 +275,7 @@ impl Process {
         Ok(())
     }
 
-    /// Watches for the leader's exit while it runs.
+    /// Watches for the leader's exit while the leader runs. Afterwards, unregisters the exit fd, which stays ready.
     pub(crate) fn watch_exit(&mut self, cx: &SessionContext) -> io::Result<()> {
         let Some(child) = &self.child else { return Ok(()) };
         let events = if self.phase == ProcessPhase::Running { EventFlags::IN } else { EventFlags::empty() };
@@ -340,7 +343,7 @@ pub(crate) fn build_spawn(
     spec: &StartSpec,
     nofile: Option<(u64, u64)>,
     confine: &ChildRestrictions,
-    dies_with_us: bool,
+    die_with_holder: bool,
 ) -> Result<Spawn, SpawnError> {
     let text = |what, bytes: &[u8]| CString::new(bytes).map_err(|_nul| SpawnError::NulByte { what });
     let texts = |what, list: &[Vec<u8>]| list.iter().map(|item| text(what, item)).collect::<Result<Vec<_>, _>>();
@@ -351,7 +354,7 @@ pub(crate) fn build_spawn(
     let stdin = if spec.pipe_stdin { StdinMode::Open } else { StdinMode::Null };
     spawn.stdio = spec.tty.map_or(StdioMode::Pipe { stdin }, StdioMode::Pty);
     spawn.nofile = nofile;
-    spawn.die_with_parent = dies_with_us;
+    spawn.die_with_parent = die_with_holder;
     spawn.user = confine.user.clone();
     spawn.limits.clone_from(&confine.rlimits);
     Ok(spawn)
@@ -375,7 +378,7 @@ impl From<SpawnError> for StartFailure {
 }
 
 impl StartFailure {
-    /// No slot or no fd is left for another process.
+    /// No slot or no fd is left for another process. Both are reported as EMFILE.
     pub(crate) fn exhausted(what: &str) -> Self {
         Self::io(what, &rustix::io::Errno::MFILE.into())
     }

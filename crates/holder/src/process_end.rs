@@ -29,24 +29,27 @@ use crate::stream_holders;
 /// much a terminal holds, and a grandchild that floods it must not delay `Exited` without limit.
 const PTY_TAIL_BYTES: u64 = 256 * 1024;
 
-/// Delay before a kill is repeated because its last round found new processes, or processes that held the streams.
+/// Delay before a kill is repeated because its last walk still found new processes, or because other processes held the
+/// streams.
 const KILL_AGAIN_NS: u64 = 50_000_000;
 
-/// Delay before a dead leader that is being traced is waited for again. Its parent can reap it only after its tracer
-/// has.
+/// Delay before a dead leader that is being traced is waited for again: its parent can reap it only after its tracer
+/// has waited for it.
 const REAP_AGAIN_NS: u64 = 50_000_000;
 
 /// Delay before a kill that the kernel refused is repeated.
 const KILL_RETRY_NS: u64 = 1_000_000_000;
 
 impl Process {
-    /// Handles the leader's exit: its exit fd is ready.
+    /// Handles the leader's exit, which its exit fd has reported.
     pub(crate) fn handle_exit(&mut self, cx: &mut SessionContext) {
         if self.phase == ProcessPhase::Running {
             self.phase = ProcessPhase::Draining;
             self.measure_tails();
         }
-        self.unwatch_exit(cx);
+        if self.watch_exit(cx).is_err() {
+            self.retry_later(cx);
+        }
         for index in 0..self.outputs.len() {
             self.read(index, cx);
         }
@@ -56,17 +59,18 @@ impl Process {
     /// Closes a stream that has ended.
     pub(crate) fn end_stream(&mut self, index: usize, cx: &mut SessionContext) {
         let (Some(output), Some(child)) = (self.outputs.get_mut(index), &mut self.child) else { return };
-        (output.is_open, output.tail) = (false, 0);
+        output.is_open = false;
+        output.tail = 0;
         if let Some(fd) = stream_fd(child, output.stream) {
-            // Unregister the fd before it is closed, because another stream may get its number. An error means that it
-            // is not registered.
+            // Unregister the fd before it is closed, because another stream may get its number. The token does not
+            // matter here. An error means that the fd is not registered.
             let token = ProcessFd::First.token(self.slot);
             cx.children.set(&mut output.interest, fd, token, EventFlags::empty()).ok();
         }
         match output.stream {
             OutputStream::Stdout => drop(child.take_stdout()),
             OutputStream::Stderr => drop(child.take_stderr()),
-            // Stays open until the close, so that the terminal can still be resized.
+            // The terminal stays open until the process closes, so that it can still be resized.
             OutputStream::Pty => {}
         }
     }
@@ -96,8 +100,9 @@ impl Process {
         let Some(child) = &mut self.child else { return };
         let exited = match child.try_wait() {
             Ok(Some(exited)) => exited,
-            // Retry after a delay. Waiting for the exit fd would spin, because it stays ready.
+            // A tracer has not waited for the leader yet. The exit fd cannot report when it has: it is ready already.
             Ok(None) => return self.retry_in(REAP_AGAIN_NS, cx),
+            // Other code has reaped the leader.
             Err(_) => ChildExit { code: -1, signal: None, user_ms: 0, system_ms: 0, max_rss_bytes: 0 },
         };
         let exit = self.build_exit(exited);
@@ -112,8 +117,8 @@ impl Process {
             child.release_slave();
         }
         if self.killed.is_some() {
-            // If the process has not closed by then, a process outside its tree holds the streams. The kill was meant
-            // for that process as well, so kill again.
+            // If the process has not closed by then, a process outside its tree still holds the streams. The kill must
+            // reach that process as well, so kill again.
             self.deadlines.kill_at.get_or_insert(cx.now_ns.saturating_add(KILL_AGAIN_NS));
             cx.has_new_deadline = true;
         }
@@ -163,24 +168,24 @@ impl Process {
         }
     }
 
-    /// Marks the process for a kill of everything that belongs to it. The kill happens at the end of this turn,
-    /// together with all other due kills, because the expensive part is one walk over all processes of the host.
+    /// Schedules a kill of everything that belongs to the process. [`kill_due`] runs at the end of this turn, for all
+    /// processes at once, because the expensive part is one walk over all processes of the host.
     pub(crate) fn kill(&mut self, cause: ExitCause, cx: &mut SessionContext) {
         if self.phase == ProcessPhase::Running {
             self.killed.get_or_insert(cause);
         }
-        // No process holds the streams of a closed process. Processes that still run in its control group live until
-        // the session ends.
+        // A closed process has no child. Descendants that still run do not hold its streams, and live until the session
+        // ends.
         self.is_kill_due = self.child.is_some();
         cx.has_kills |= self.is_kill_due;
     }
 
-    /// Streams that identify processes which outlived the leader. Empty while the leader runs: a living tree is found
-    /// without searching the fds of every process.
+    /// The open streams of a dead leader, by which the processes that outlived it are found. Empty while the leader
+    /// runs: its tree is found without a search through the fds of every process.
     fn held_streams(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let is_wanted = self.phase != ProcessPhase::Running;
-        let open = self.outputs.iter().filter(move |output| output.is_open && is_wanted);
-        open.filter_map(|output| stream_fd(self.child.as_ref()?, output.stream))
+        let is_leader_dead = self.phase != ProcessPhase::Running;
+        let held = self.outputs.iter().filter(move |output| output.is_open && is_leader_dead);
+        held.filter_map(|output| stream_fd(self.child.as_ref()?, output.stream))
     }
 
     /// Acts on the deadlines that have passed.
@@ -191,15 +196,15 @@ impl Process {
         }
         let deadlines = &mut self.deadlines;
         let is_timeout = deadlines.timeout_at.take_if(|at| is_due(*at)).is_some();
-        let is_read = self.paused.is_none();
-        let is_idle = deadlines.idle.take_if(|(_, at)| is_read && is_due(*at)).is_some();
-        let is_over = deadlines.kill_at.take_if(|at| is_due(*at)).is_some();
+        let is_output_read = self.paused.is_none();
+        let is_idle = deadlines.idle.take_if(|(_, at)| is_output_read && is_due(*at)).is_some();
+        let is_kill_due = deadlines.kill_at.take_if(|at| is_due(*at)).is_some();
         let is_retry = deadlines.retry_at.take_if(|at| is_due(*at)).is_some();
         if is_timeout {
             self.kill(ExitCause::Timeout, cx);
         } else if is_idle {
             self.kill(ExitCause::IdleTimeout, cx);
-        } else if is_over {
+        } else if is_kill_due {
             self.kill(ExitCause::Terminated, cx);
         }
         if is_retry {
@@ -224,7 +229,7 @@ impl Process {
     }
 
     fn build_exit(&self, exited: ChildExit) -> Exit {
-        let hit = self.group.as_ref().map_or_else(LimitsHit::default, ProcessCgroup::hit);
+        let hit = self.group.as_ref().map_or_else(LimitsHit::default, ProcessCgroup::limits_hit);
         let was_killed = exited.signal.map(i32::from) == Some(libc::SIGKILL);
         let cause = match (self.killed, exited.signal) {
             (None, Some(_)) if was_killed && hit.memory => ExitCause::OutOfMemory,
@@ -262,36 +267,28 @@ impl Process {
             };
         }
     }
-
-    fn unwatch_exit(&mut self, cx: &mut SessionContext) {
-        let fd = self.child.as_ref().map(Child::exit_fd);
-        let token = ProcessFd::Exit.token(self.slot);
-        if fd.is_some_and(|fd| cx.children.set(&mut self.exit_interest, fd, token, EventFlags::empty()).is_err()) {
-            self.retry_later(cx);
-        }
-    }
 }
 
-/// Kills all processes that are marked. Where a process has a control group, one write kills everything in it,
-/// including processes that left the tree. Otherwise, kills the process trees and any other process that holds their
-/// streams.
+/// Kills all processes that are due. Where a process has a control group, one write kills everything in it, including
+/// processes that left the tree. For the other processes, and for those whose leader is dead, kills the process trees
+/// and any other process that holds their streams.
 pub(crate) fn kill_due<'a>(processes: impl Iterator<Item = &'a mut Process>, cx: &mut SessionContext) {
     let mut due: Vec<&mut Process> = processes.filter(|process| process.is_kill_due).collect();
-    // Killing the control group is enough only while the leader runs. A dead leader's streams may be held by a process
-    // in another group that received them, so search for such processes too.
-    let is_done = |process: &&mut Process| {
+    // Kill every control group. That is enough only while the leader runs: a dead leader's streams may be held by a
+    // process of another group that was passed their fds.
+    let was_enough = |process: &&mut Process| {
         process.group.as_ref().is_some_and(ProcessCgroup::kill) && process.phase == ProcessPhase::Running
     };
-    let (grouped, walked): (Vec<&mut Process>, Vec<&mut Process>) = due.drain(..).partition(is_done);
+    let (grouped, walked): (Vec<&mut Process>, Vec<&mut Process>) = due.drain(..).partition(was_enough);
     let killed = Child::kill_all(walked.iter().filter_map(|process| process.child.as_ref()));
     let held = if cx.is_exclusive {
-        stream_holders::kill_holders(walked.iter().flat_map(|process| process.held_streams()))
+        stream_holders::kill_processes_holding(walked.iter().flat_map(|process| process.held_streams()))
     } else {
         0
     };
     let again_at = match killed {
-        // The processes that were found may have forked before they died, so look again later.
         Ok(killed) if killed.complete && held == 0 => None,
+        // A process that was found may have forked before it died, so look again later.
         Ok(_) => Some(cx.now_ns.saturating_add(KILL_AGAIN_NS)),
         Err(_) => Some(cx.now_ns.saturating_add(KILL_RETRY_NS)),
     };

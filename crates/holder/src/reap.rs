@@ -32,16 +32,17 @@ pub(crate) fn child_signals() -> io::Result<OwnedFd> {
 /// The kind of a dead child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeadChild {
-    /// A leader that will be reaped within a turn or two.
+    /// A leader that will be reaped within a few turns.
     Leader,
     /// A leader whose tail cannot be read now. It stays unreaped for an unknown time.
     BlockedLeader,
+    /// Not a leader.
     Stray,
 }
 
-/// Reaps dead children that are not leaders. Returns true if the first dead child that the kernel reports is a leader
-/// that will be reaped soon. The caller must then call again later: to find the dead children behind that leader, this
-/// function would have to walk over all processes of the host.
+/// Reaps dead children that are not leaders, in the order in which the kernel reports them. Returns true if it stopped
+/// at a leader that will be reaped soon. The caller must then call again later: to find the dead children behind that
+/// leader now, this function would have to walk over all processes of the host.
 pub(crate) fn reap_strays(classify: impl Fn(i32) -> DeadChild) -> bool {
     loop {
         let Some(pid) = peek_dead() else { return false };
@@ -85,13 +86,14 @@ fn peek_dead() -> Option<Pid> {
     Pid::from_raw(pid)
 }
 
+/// Finds the dead children by a walk over all processes of the host, and reaps those that are not leaders.
 fn reap_by_walk(is_leader: impl Fn(i32) -> bool) {
     let me = getpid();
     let Ok(descendants) = exec_server_process::descendants_of(me) else { return };
-    let ours = |parent: i32| parent == me.as_raw_pid();
-    for stray in descendants {
-        if ours(stray.parent) && stray.is_zombie && !is_leader(stray.pid.as_raw_pid()) {
-            reap(stray.pid);
+    for descendant in descendants {
+        let is_our_zombie = descendant.parent == me.as_raw_pid() && descendant.is_zombie;
+        if is_our_zombie && !is_leader(descendant.pid.as_raw_pid()) {
+            reap(descendant.pid);
         }
     }
 }

@@ -21,17 +21,21 @@ use crate::reap;
 use crate::spawner::SOCKET_NAME;
 use crate::tombstone::{ExpiredProcess, Tombstone};
 
-/// First and longest pause between two checks whether all processes are dead.
-const PAUSE_NS: (u64, u64) = (1_000_000, 100_000_000);
+/// The pause between two checks whether all processes are dead begins at twice this, and doubles with each check.
+const PAUSE_BASE_NS: u64 = 1_000_000;
+
+/// Longest pause between two checks.
+const PAUSE_MAX_NS: u64 = 100_000_000;
 
 /// Why the session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EndReason {
-    /// The controller sent `End`. `req` names the answer.
+    /// The controller sent `End`. The answer is sent at the end, with this `req`.
     Command { req: u32 },
     /// The time to live has passed.
     Expiry,
-    /// The holder was created and never used. The session continues without it, and may have another holder by now.
+    /// The server could not use the holder that it had just created. The session continues without this holder, and may
+    /// have another one by now.
     Abandoned,
 }
 
@@ -43,11 +47,11 @@ pub(crate) struct SessionEnd {
 }
 
 impl SessionEnd {
-    /// Kills every process of the session.
+    /// Kills every process of the session, and records its processes for the tombstone.
     pub(crate) fn begin(reason: EndReason, processes: &BTreeMap<u32, Process>, now_ns: u64) -> Self {
         // Errors are ignored: `kill_and_reap` finds the processes that this call missed.
         Child::kill_all(processes.values().filter_map(|process| process.child.as_ref())).ok();
-        let ended = |process: &Process| ExpiredProcess {
+        let describe = |process: &Process| ExpiredProcess {
             pid: process.pid,
             was_running: process.phase != ProcessPhase::Closed,
             meta: process.meta().to_vec(),
@@ -55,16 +59,16 @@ impl SessionEnd {
         let now = rustix::time::clock_gettime(ClockId::Realtime);
         let tombstone = Tombstone {
             unix_seconds: u64::try_from(now.tv_sec).unwrap_or(0),
-            processes: processes.values().map(ended).collect(),
+            processes: processes.values().map(describe).collect(),
         };
-        Self { reason, tombstone, pause_ns: PAUSE_NS.0, again_at: now_ns }
+        Self { reason, tombstone, pause_ns: PAUSE_BASE_NS, again_at: now_ns }
     }
 
     pub(crate) fn deadline_ns(&self) -> u64 {
         self.again_at
     }
 
-    /// Kills again (in an exclusive process) and reaps. Returns true when no process is left alive.
+    /// Reaps dead processes, and in an exclusive process kills again. Returns true when no process is left alive.
     pub(crate) fn kill_and_reap(
         &mut self,
         processes: &mut BTreeMap<u32, Process>,
@@ -74,14 +78,14 @@ impl SessionEnd {
         if now_ns < self.again_at {
             return false;
         }
-        self.pause_ns = self.pause_ns.saturating_mul(2).min(PAUSE_NS.1);
+        self.pause_ns = self.pause_ns.saturating_mul(2).min(PAUSE_MAX_NS);
         self.again_at = now_ns.saturating_add(self.pause_ns);
         if is_exclusive {
             return reap::kill_all();
         }
         let mut children = processes.values_mut().filter_map(|process| process.child.as_mut());
-        // If `try_wait` fails, other code has reaped the leader.
-        children.all(|child| !matches!(child.try_wait(), Ok(None)))
+        // An error means that other code has reaped the leader.
+        children.all(|child| matches!(child.try_wait(), Ok(Some(_)) | Err(_)))
     }
 
     /// Removes the session's files, depending on the reason.
@@ -97,8 +101,8 @@ impl SessionEnd {
                 // Without the tombstone, the server can only report that the session is gone.
                 self.tombstone.write(dir).ok();
                 remove_files(dir, |name| {
-                    let names = [SOCKET_NAME, MANIFEST_NAME, ARCHIVE_NAME];
-                    names.iter().any(|known| name == known.as_bytes()) || name.ends_with(b".seg")
+                    let others = [SOCKET_NAME, MANIFEST_NAME, ARCHIVE_NAME];
+                    name.ends_with(b".seg") || others.iter().any(|other| name == other.as_bytes())
                 });
             }
         }
@@ -118,7 +122,8 @@ fn remove_files(dir: &OwnedFd, is_chosen: impl Fn(&[u8]) -> bool) {
 /// Removes the directory itself, by the path that `/proc` reports for its fd.
 fn remove_directory(dir: &OwnedFd) -> io::Result<()> {
     let path = std::fs::read_link(format!("/proc/self/fd/{}", dir.as_raw_fd()))?;
-    let (ours, named) = (rustix::fs::fstat(dir.as_fd())?, rustix::fs::lstat(&path)?);
+    let ours = rustix::fs::fstat(dir.as_fd())?;
+    let named = rustix::fs::lstat(&path)?;
     // The directory may have been moved and replaced by another.
     if (ours.st_dev, ours.st_ino) != (named.st_dev, named.st_ino) {
         return Err(rustix::io::Errno::STALE.into());

@@ -63,22 +63,23 @@ pub struct SpawnerHandle {
 /// Forks the spawner. Call it before any thread exists and before any secret is read, because the memory is copied into
 /// the holders.
 pub fn fork_spawner() -> io::Result<SpawnerHandle> {
-    let (ours, theirs) = pair()?;
+    let (ours, theirs) = socket_pair()?;
     let pid = fork_serving(theirs, |_| Ok(()))?;
     Ok(SpawnerHandle { socket: ours, pid })
 }
 
-/// Forks a process that calls `first` and then serves as the spawner on `socket`. Returns its pid, in the caller only.
-fn fork_serving(socket: OwnedFd, first: impl FnOnce(&OwnedFd) -> io::Result<()>) -> io::Result<i32> {
+/// Forks a process that calls `before_serving` and then serves as the spawner on `socket`. Returns its pid, and only in
+/// the caller.
+fn fork_serving(socket: OwnedFd, before_serving: impl FnOnce(&OwnedFd) -> io::Result<()>) -> io::Result<i32> {
     // SAFETY: the caller guarantees a single thread, so the child may use everything that the parent could.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
-            let life = AssertUnwindSafe(|| first(&socket).map(|()| serve(socket)));
+            let serving = AssertUnwindSafe(|| before_serving(&socket).map(|()| serve(socket)));
             // A panic must not unwind into the copy of the caller's `main`.
-            let code = i32::from(!matches!(catch_unwind(life), Ok(Ok(()))));
+            let is_served = matches!(catch_unwind(serving), Ok(Ok(())));
             // SAFETY: ends this process without running the exit handlers of the program that it was forked from.
-            unsafe { libc::_exit(code) }
+            unsafe { libc::_exit(i32::from(!is_served)) }
         }
         pid => Ok(pid),
     }
@@ -88,7 +89,7 @@ fn fork_serving(socket: OwnedFd, first: impl FnOnce(&OwnedFd) -> io::Result<()>)
 pub fn connect(dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    rustix::net::connect(&socket, &address(dir, SOCKET_NAME)?)?;
+    rustix::net::connect(&socket, &socket_address(dir, SOCKET_NAME)?)?;
     Ok(socket)
 }
 
@@ -99,7 +100,7 @@ impl SpawnerHandle {
     /// `config.nofile` is `RLIMIT_NOFILE` as it was before the server raised its own. A forked holder is always
     /// exclusive.
     pub fn create(&self, config: &HolderConfig) -> io::Result<OwnedFd> {
-        let (ours, theirs) = pair()?;
+        let (ours, theirs) = socket_pair()?;
         rustix::io::ioctl_fionbio(&ours, true)?;
         self.send_request(&holder_request::encode(config), &[theirs.as_fd(), config.dir.as_fd()])?;
         Ok(ours)
@@ -117,12 +118,13 @@ impl SpawnerHandle {
     /// Whether the spawner's end of the socket is open.
     pub fn is_alive(&self) -> bool {
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        // `poll` reports POLLHUP even if no event is requested.
         let mut socket = [PollFd::new(&self.socket, PollFlags::empty())];
-        // If `poll` fails, assume that the spawner is alive. The next send shows the truth.
+        // If `poll` fails, assume that the spawner is alive. The next send shows whether it is.
         !rustix::event::poll(&mut socket, Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Reaps a dead spawner that was a child of this process.
+    /// Reaps the spawner if it is dead and a child of this process.
     pub fn reap(&self) {
         if let Some(pid) = rustix::process::Pid::from_raw(self.pid) {
             rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG).ok();
@@ -145,29 +147,29 @@ impl SpawnerHandle {
 
 /// The address of a socket in a session's directory. It goes through the directory's fd, because the path itself may
 /// exceed the limit of 108 bytes.
-pub(crate) fn address(dir: BorrowedFd<'_>, name: &str) -> io::Result<SocketAddrUnix> {
+pub(crate) fn socket_address(dir: BorrowedFd<'_>, name: &str) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()))?)
 }
 
-fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
 /// The main loop of the spawner.
 fn serve(socket: OwnedFd) {
-    name(c"exec-spawner");
+    set_thread_name(c"exec-spawner");
     title::set_spawner();
     for signal in [libc::SIGINT, libc::SIGHUP, libc::SIGTERM, libc::SIGPIPE, libc::SIGXFSZ] {
-        disposition(signal, libc::SIG_IGN);
+        set_disposition(signal, libc::SIG_IGN);
     }
-    disposition(libc::SIGCHLD, libc::SIG_DFL);
+    set_disposition(libc::SIGCHLD, libc::SIG_DFL);
     // A spawner that was started by path may have inherited blocked signals. Holders inherit the mask.
     inherited::unblock_signals();
     let Ok(socket) = isolate([socket]).map(|[socket]| socket) else { return };
     let Ok(signals) = become_guardian() else { return };
     let mut strays = StrayKiller::default();
     let mut guards = Vec::new();
-    // Allocate the buffer once for the life of the spawner. If a large buffer is freed, the allocator raises its mmap
+    // Keep one buffer for the life of the spawner. When a large buffer is freed, the allocator raises its mmap
     // threshold and takes the next one from its heap, where every page costs memory. Holders would inherit that state.
     let mut buf = Vec::new();
     loop {
@@ -178,7 +180,8 @@ fn serve(socket: OwnedFd) {
         }
         let [has_request, has_signal] = ready.map(|fd| !fd.revents().is_empty());
         if has_signal {
-            // One read consumes one signal. Further pending signals only cause another check.
+            // One read of 128 bytes (`signalfd_siginfo`) consumes one signal. A further signal only causes another
+            // check.
             rustix::io::read(&signals, &mut [0; 128]).ok();
             strays.handle_death();
         }
@@ -197,10 +200,11 @@ fn serve(socket: OwnedFd) {
                         None
                     }
                     Some(&view::KIND) => view::fork_view(request.get(2..).unwrap_or_default(), fds),
+                    // `holder_request::KIND`: a server sends no other kind.
                     Some(_) | None => fork_holder(request, fds),
                 };
-                if let Some(ours) = forked {
-                    strays.register(ours);
+                if let Some(pid) = forked {
+                    strays.register(pid);
                 }
             }
             Ok(None) => return directory_guard::run_after_server(guards, &mut strays, &signals),
@@ -210,9 +214,9 @@ fn serve(socket: OwnedFd) {
     }
 }
 
-/// Sets attributes that only the spawner needs, not its forks. SIGCHLD arrives through a signalfd. Orphaned descendants
-/// become children of the spawner. Processes of our user cannot read its memory, which has contained secrets of
-/// holders.
+/// Prepares the spawner to kill what dead holders leave behind, and returns a signalfd for SIGCHLD. Orphaned
+/// descendants become children of the spawner. Processes of the same user cannot read its memory, which has contained
+/// the secrets of holders.
 fn become_guardian() -> io::Result<OwnedFd> {
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
@@ -240,7 +244,7 @@ fn fork_holder(mut request: Vec<u8>, fds: Vec<OwnedFd>) -> Option<i32> {
         io::Result::Ok(())
     }));
     if outcome.is_err() {
-        // The kernel kills the leaders with us, but not their descendants.
+        // The kernel kills the leaders when this process dies (`PR_SET_PDEATHSIG`), but not their descendants.
         reap::kill_all();
         std::process::abort();
     }
@@ -251,18 +255,18 @@ fn fork_holder(mut request: Vec<u8>, fds: Vec<OwnedFd>) -> Option<i32> {
 /// Turns this fork of the spawner into an independent process.
 fn become_holder(controller: OwnedFd, dir: OwnedFd) -> io::Result<[OwnedFd; 2]> {
     rustix::process::setsid()?;
-    name(c"exec-holder");
+    set_thread_name(c"exec-holder");
     for signal in [libc::SIGINT, libc::SIGHUP, libc::SIGTERM, libc::SIGCHLD] {
-        disposition(signal, libc::SIG_DFL);
+        set_disposition(signal, libc::SIG_DFL);
     }
-    disposition(libc::SIGPIPE, libc::SIG_IGN);
+    set_disposition(libc::SIGPIPE, libc::SIG_IGN);
     inherited::ignore_file_size_signal();
     let [controller, dir] = isolate([controller, dir])?;
     if let Ok(path) = std::fs::read_link(format!("/proc/self/fd/{}", dir.as_raw_fd())) {
         title::set_holder(&path);
     }
     rustix::process::chdir("/")?;
-    // Orphaned descendants become our children, and processes of our uid cannot read our memory.
+    // Orphaned descendants become children of this process, and processes of the same user cannot read its memory.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
@@ -272,7 +276,7 @@ fn become_holder(controller: OwnedFd, dir: OwnedFd) -> io::Result<[OwnedFd; 2]> 
     Ok([controller, dir])
 }
 
-/// Puts `/dev/null` on fds 0 to 2 and closes all other fds except the given ones, which may get new numbers.
+/// Puts `/dev/null` on fds 0 to 2 and closes all other fds except the given ones, which are moved above 2.
 fn isolate<const N: usize>(fds: [OwnedFd; N]) -> io::Result<[OwnedFd; N]> {
     let mut raised = Vec::with_capacity(N);
     for fd in fds {
@@ -285,7 +289,8 @@ fn isolate<const N: usize>(fds: [OwnedFd; N]) -> io::Result<[OwnedFd; N]> {
             return Err(io::Error::last_os_error());
         }
     }
-    // Drop `null` now: after the ranges below, it would be closed twice. If it is one of 0 to 2, it must stay open.
+    // Drop `null` here: after `close_range`, its drop would close a number that is no longer its own. If it got one of
+    // the numbers 0 to 2, it must stay open.
     if null.as_raw_fd() < 3 {
         std::mem::forget(null)
     } else {
@@ -302,6 +307,7 @@ fn isolate<const N: usize>(fds: [OwnedFd; N]) -> io::Result<[OwnedFd; N]> {
     <[OwnedFd; N]>::try_from(raised).map_err(|_| rustix::io::Errno::INVAL.into())
 }
 
+/// Closes the fds from `first` to `last`. Does nothing for an empty range.
 pub(crate) fn close_range(first: RawFd, last: RawFd) {
     if first <= last {
         // SAFETY: plain system call. No value in this process owns an fd in the range: the caller excludes the fds that
@@ -310,12 +316,12 @@ pub(crate) fn close_range(first: RawFd, last: RawFd) {
     }
 }
 
-fn name(name: &std::ffi::CStr) {
+fn set_thread_name(name: &std::ffi::CStr) {
     // An error is ignored: the name is only for people who look at `ps`.
     rustix::thread::set_name(name).ok();
 }
 
-pub(crate) fn disposition(signal: i32, handler: libc::sighandler_t) {
+pub(crate) fn set_disposition(signal: i32, handler: libc::sighandler_t) {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: all-zero bytes are a valid `sigaction` with an empty mask. `SIG_IGN` and `SIG_DFL` run no code of ours.
     unsafe {

@@ -5,10 +5,10 @@
 //! `output` decides which segment goes to disk and what a full disk means for a process.
 //!
 //! ```text
-//!   epoll thread ── DiskJob::Write (one at a time), Unlink ─────▶ thread ── pwrite, unlink ──▶ DIR/SLOT-ID.seg
-//!        ├───────── DiskJob::Manifest, or with a write ───────────▶ ├───── write, rename ──▶ DIR/processes
-//!        ▲                                                        │
-//!        └────────────── SpillOutcome, eventfd ───────────────────┘
+//!   epoll thread ── DiskJob::Write (one at a time), Unlink ──▶ thread ── pwrite, unlink ──▶ DIR/SLOT-ID.seg
+//!        ├───────── DiskJob::Manifest, also before a Write ────▶ ├───── write, rename ──▶ DIR/processes
+//!        ▲                                                      │
+//!        └────────────── SpillOutcome, eventfd ─────────────────┘
 //! ```
 //!
 //! A segment is written only after the manifest that lists its process (see [`manifest`]), so the next server can offer
@@ -20,8 +20,8 @@
 //! a slot stays busy until the files of its last process are gone, and no manifest assigns the slot to another process
 //! before.
 //!
-//! Bounds: one segment write with its 1 MiB buffer; three manifests (with the write, before it and after it); removals
-//! are bounded by the number of files, that is, by the quota.
+//! Bounds: one segment write with its 1 MiB buffer; three manifests (the one that the write needs, an earlier and a
+//! later one); removals are bounded by the number of files, that is, by the quota.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -37,7 +37,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use crate::archive_file::{self, LeaseClock};
 use crate::{HolderLimits, manifest};
 
-/// How long no write is attempted after one has failed.
+/// How long writes pause after one has failed.
 const RETRY_NS: u64 = 1_000_000_000;
 
 /// Stack size of the thread, which does little but system calls. A larger stack would cost address space only.
@@ -52,9 +52,9 @@ pub(crate) struct Spill {
     thread: Option<JoinHandle<()>>,
     /// The slot whose segment is being written, until the outcome is taken.
     writing: Option<u32>,
-    /// Jobs decided in this turn. Handed to the thread at its end.
+    /// Jobs decided in this turn. Handed to the thread at the end of the turn.
     due: Vec<DiskJob>,
-    /// Number of segment files that are written and not removed.
+    /// Number of segment files that have been written and whose removal is not scheduled.
     files: usize,
     /// A manifest is on disk, or about to be written.
     has_manifest: bool,
@@ -65,7 +65,7 @@ pub(crate) struct Spill {
     /// The write buffer, kept for the next write.
     buffer: Vec<u8>,
     /// The last write failed. No write begins before this time.
-    rests_until: Option<u64>,
+    paused_until: Option<u64>,
     limits: HolderLimits,
 }
 
@@ -105,6 +105,7 @@ enum DiskJob {
         slot: u32,
         id: u64,
         bytes: Vec<u8>,
+        /// The free space to leave on the disk: `free_floor_bytes` and `free_floor_percent`.
         floor: (u64, u64),
     },
     Unlink {
@@ -115,7 +116,7 @@ enum DiskJob {
         text: String,
     },
     UnlinkManifest,
-    /// Writes the final manifest, then the session's clock.
+    /// Writes the final manifest, then the lease clock.
     Archive {
         manifest: String,
         clock: LeaseClock,
@@ -150,7 +151,7 @@ impl Spill {
             is_archived: false,
             archiving: 0,
             buffer: Vec::new(),
-            rests_until: None,
+            paused_until: None,
             limits,
         })
     }
@@ -167,13 +168,13 @@ impl Spill {
     }
 
     /// Whether writes are paused after a failure.
-    pub(crate) fn is_resting(&self) -> bool {
-        self.rests_until.is_some()
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused_until.is_some()
     }
 
     /// Whether a segment write can begin.
     pub(crate) fn is_idle(&self) -> bool {
-        self.writing.is_none() && self.rests_until.is_none()
+        self.writing.is_none() && self.paused_until.is_none()
     }
 
     /// Blocks until every job is done. The outcome of a write must still be taken.
@@ -188,7 +189,7 @@ impl Spill {
     pub(crate) fn begin(&mut self, slot: u32, segment: &Segment, now_ns: u64) {
         if self.start_thread().is_err() {
             // A missing thread is treated like a failing disk: pause and retry.
-            self.rests_until = Some(now_ns.saturating_add(RETRY_NS));
+            self.paused_until = Some(now_ns.saturating_add(RETRY_NS));
             return;
         }
         let mut bytes = std::mem::take(&mut self.buffer);
@@ -219,9 +220,9 @@ impl Spill {
         self.has_files() && (is_stale || !self.has_manifest)
     }
 
-    /// Hands the jobs of this turn to the thread. If a segment is to be written, the manifest goes with it, otherwise
-    /// before the other jobs. In the second case, a forgotten process is out of the manifest before its files are
-    /// removed, so that a kill in between does not bring it back. The slot stays busy until the files are gone.
+    /// Hands the jobs of this turn to the thread. The manifest goes right before the segment write. Without a write, it
+    /// goes before all jobs: then a forgotten process is out of the manifest before its files are removed, and a holder
+    /// that is killed in between does not bring the process back. The slot stays busy until the files are gone.
     pub(crate) fn submit(&mut self, mut manifest: Option<String>) {
         self.has_manifest |= manifest.is_some();
         if self.has_manifest && !self.has_files() && !self.is_archived {
@@ -240,10 +241,9 @@ impl Spill {
         }
         for job in self.due.drain(..) {
             match job {
-                // Remove the file here: to block once on the disk is better than to leave the file behind.
+                // Remove the file on this thread: it is better to block once on the disk than to leave the file behind.
                 DiskJob::Unlink { slot, id } if !has_thread => remove(&self.shared.dir, &disk_name(slot, id)),
-                // Without a thread this job would never finish, so report a failure. Only a holder without any file on
-                // disk can get here.
+                // Without a thread this job would never finish, so report a failure.
                 DiskJob::Archive { .. } if !has_thread => {
                     queue.archived.push(false);
                     self.shared.notify();
@@ -273,7 +273,7 @@ impl Spill {
         self.due.push(DiskJob::UnlinkArchive);
     }
 
-    /// Schedules the final manifest and the session's clock for the end of this turn.
+    /// Schedules the final manifest and the lease clock for the end of this turn.
     pub(crate) fn begin_archive(&mut self, manifest: String, clock: LeaseClock) {
         self.has_manifest = true;
         self.is_archived = true;
@@ -281,8 +281,8 @@ impl Spill {
         self.due.push(DiskJob::Archive { manifest, clock });
     }
 
-    /// Cancels the archive: the holder stays.
-    pub(crate) fn end_archive(&mut self) {
+    /// Cancels the archive, because the holder stays: removes the lease clock.
+    pub(crate) fn cancel_archive(&mut self) {
         self.is_archived = false;
         self.due.push(DiskJob::UnlinkArchive);
     }
@@ -294,7 +294,8 @@ impl Spill {
         done.last().copied().filter(|_| self.archiving == 0)
     }
 
-    /// Takes the result of a finished segment write. After a failure, writes pause until the retry time.
+    /// Resets the eventfd and takes the result of a finished segment write. After a failure, writes pause until the
+    /// retry time.
     pub(crate) fn take_outcome(&mut self, now_ns: u64) -> Option<SpillOutcome> {
         // EAGAIN is fine: nothing has finished.
         rustix::io::read(&self.shared.eventfd, &mut [0; 8]).ok();
@@ -303,27 +304,23 @@ impl Spill {
         self.buffer = std::mem::take(&mut outcome.bytes);
         match outcome.result {
             Ok(()) => self.files += 1,
-            Err(_) => self.rests_until = Some(now_ns.saturating_add(RETRY_NS)),
+            Err(_) => self.paused_until = Some(now_ns.saturating_add(RETRY_NS)),
         }
         Some(outcome)
     }
 
-    /// Ends the pause when its time is over. Returns true if it did; then blocked processes should be checked again.
-    pub(crate) fn poll_rested(&mut self, now_ns: u64) -> bool {
-        let is_over = self.rests_until.is_some_and(|until| now_ns >= until);
-        if is_over {
-            self.rests_until = None;
-        }
-        is_over
+    /// Ends the pause if its time is over. Returns true if it ended; then blocked processes should be checked again.
+    pub(crate) fn poll_pause_over(&mut self, now_ns: u64) -> bool {
+        self.paused_until.take_if(|until| now_ns >= *until).is_some()
     }
 
-    /// A file is about to be removed, so a full disk is worth a retry at once.
-    pub(crate) fn handle_space(&mut self) {
-        self.rests_until = None;
+    /// Ends the pause early: a file is about to be removed, so a full disk is worth a retry at once.
+    pub(crate) fn end_pause(&mut self) {
+        self.paused_until = None;
     }
 
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
-        self.rests_until
+        self.paused_until
     }
 
     /// Frees the write buffer if no write is in flight.
@@ -374,9 +371,9 @@ impl SpillQueue {
 }
 
 impl SpillShared {
-    /// Tells the epoll thread that a segment write or an archive job has finished.
+    /// Wakes the epoll thread, because a segment write or an archive job has finished.
     fn notify(&self) {
-        // Cannot fail: the epoll thread reads the counter once per write, so it is never full.
+        // Cannot fail: the counter of an eventfd is full only near 2^64.
         rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes()).ok();
     }
 
@@ -397,7 +394,8 @@ impl SpillShared {
     }
 
     fn run(&self) {
-        // Why the manifest on disk is not the newest. The segment write that follows needs it, so that write fails.
+        // Set while the newest manifest is not on disk. The next segment write needs that manifest, so it fails with
+        // this error.
         let mut manifest_error = None;
         while let Some(job) = self.next() {
             match job {
@@ -425,14 +423,15 @@ impl SpillShared {
 
 fn remove(dir: &OwnedFd, name: &str) {
     failpoint::step("unlink");
-    // ENOENT is fine. A file that cannot be removed stays until the end of the session.
+    // ENOENT is fine: the file is gone already. A file that cannot be removed stays until the end of the session.
     rustix::fs::unlinkat(dir, name, AtFlags::empty()).ok();
 }
 
 fn write(dir: &OwnedFd, name: &str, bytes: &[u8], floor: (u64, u64)) -> io::Result<()> {
     let space = rustix::fs::fstatvfs(dir)?;
-    let percent = space.f_blocks.saturating_mul(space.f_frsize) / 100 * floor.1;
-    let needed = floor.0.min(percent).saturating_add(bytes.len() as u64);
+    let (floor_bytes, floor_percent) = floor;
+    let percent_bytes = space.f_blocks.saturating_mul(space.f_frsize) / 100 * floor_percent;
+    let needed = floor_bytes.min(percent_bytes).saturating_add(bytes.len() as u64);
     if space.f_bavail.saturating_mul(space.f_frsize) < needed {
         return Err(rustix::io::Errno::NOSPC.into());
     }

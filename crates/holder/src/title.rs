@@ -1,17 +1,17 @@
 //! Sets the title of this process in `ps`: its role and session instead of the command line that it was forked with.
 //!
 //! `/proc/PID/cmdline` shows the memory that held the arguments. If the last byte of that memory is not NUL, the kernel
-//! continues into the environment, which follows. So this module overwrites both. Neither this process nor a fork of it
-//! reads them again: children get their arguments and environment with their start request. A side effect is that the
-//! server's environment cannot be read from a holder.
+//! reads on into the environment, which follows it. So a title may be longer than the arguments were, and this module
+//! overwrites both. Neither this process nor a fork of it reads them again: children get their arguments and
+//! environment with their start request. A side effect is that the server's environment cannot be read from a holder.
 //!
 //! Failure path: if `/proc` has an unexpected format, the old command line stays.
 
 use crate::spawner::ARGUMENT;
 
-/// An environment variable that reserves room for the title in a program with an otherwise empty environment. Longer
-/// than the fixed words of any title.
-pub(crate) const ROOM: (&str, &str) =
+/// An environment variable that reserves room for the title in a program with an otherwise empty environment. It is
+/// longer than the fixed words of any title.
+pub(crate) const TITLE_ROOM: (&str, &str) =
     ("EXEC_SERVER_TITLE", "                                                                ");
 
 /// Start of the spawner's title. The arguments of the program that the spawner was forked from follow.
@@ -26,7 +26,7 @@ struct TitleArea {
     len: usize,
 }
 
-/// Sets the title of a spawner, with its program's arguments, which show what it serves.
+/// Sets the title of a spawner. It contains the arguments of the spawner's program, which show what the spawner serves.
 pub(crate) fn set_spawner() {
     set(&[SPAWNER, &arguments()].concat());
 }
@@ -44,7 +44,7 @@ fn arguments() -> Vec<u8> {
     if let Some(title) = line.strip_prefix(SPAWNER) {
         return title.split(|byte| *byte == 0).next().unwrap_or_default().to_vec();
     }
-    // Skip the `--spawner` argument of a spawner that was started by path: the title says it already.
+    // Skip the argument `--spawner` of a spawner that was started by path: the title already contains that word.
     let is_shown = |argument: &&[u8]| !argument.is_empty() && *argument != ARGUMENT.as_bytes();
     let arguments = line.split(|byte| *byte == 0).filter(is_shown);
     arguments.flat_map(|argument| [b" ", argument].concat()).collect()
@@ -56,6 +56,7 @@ fn set(title: &[u8]) {
     // SAFETY: this process has a single thread here and reads no environment variable from now on, so no pointer into
     // the memory that is overwritten below is used again.
     unsafe { libc::clearenv() };
+    // Leave at least one NUL behind the title, as the kernel does behind the last argument.
     let len = title.len().min(area.len - 1);
     // SAFETY: the kernel reports this memory, on the initial stack, as holding arguments and environment. It stays
     // mapped and writable for the life of the process. No reference to it exists: arguments are copied when they are
@@ -69,6 +70,7 @@ fn set(title: &[u8]) {
 
 /// Parses fields 48 to 51 of `/proc/PID/stat`: the start and end addresses of the arguments and of the environment.
 fn area(stat: &str) -> Option<TitleArea> {
+    // The program name in parentheses may contain anything, so count from the last `)`. Field 3 follows it.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(45).map(str::parse::<usize>);
     let mut address = || fields.next()?.ok();
     let (arg_start, arg_end, env_start, env_end) = (address()?, address()?, address()?, address()?);

@@ -39,7 +39,7 @@ pub enum CgroupHierarchy {
     Pids,
 }
 
-/// Which features the groups in a place support.
+/// What the groups below a [`CgroupRoot`] can do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EnforcedLimits {
     /// All processes in a group can be killed in one step.

@@ -27,6 +27,7 @@ const SPARE_MAX: usize = 32;
 pub(crate) struct ProcessCgroups {
     session: SessionCgroup,
     limits: HolderLimits,
+    /// Name of the next directory.
     next: u64,
     spare: Vec<ProcessCgroup>,
     /// Groups of ended processes whose descendants still run.
@@ -65,7 +66,7 @@ impl ProcessCgroups {
             return Ok(None);
         }
         if self.spare.is_empty() {
-            self.collect();
+            self.recheck_lingering();
         }
         if let Some(group) = self.spare.pop() {
             return Ok(Some(group));
@@ -91,6 +92,7 @@ impl ProcessCgroups {
         self.session.remove();
     }
 
+    /// Keeps an empty group for a later process, or removes it.
     fn keep(&mut self, mut group: ProcessCgroup) {
         if self.spare.len() < SPARE_MAX && !group.was_killed.get() {
             group.earlier_counts = group.counts();
@@ -100,7 +102,8 @@ impl ProcessCgroups {
         }
     }
 
-    fn collect(&mut self) {
+    /// Makes the lingering groups that have become empty available again.
+    fn recheck_lingering(&mut self) {
         for group in std::mem::take(&mut self.lingering) {
             self.release(group);
         }
@@ -138,7 +141,8 @@ impl ProcessCgroup {
 
     /// Whether the group has no processes.
     pub(crate) fn is_empty(&self) -> bool {
-        // A process is in both hierarchies, and started in the unified one if it exists, so checking one is enough.
+        // A process is in the group of each hierarchy. It started in the unified one, if that exists, so checking that
+        // one is enough.
         match unified(&self.dirs) {
             Some(dir) => !is_populated(dir),
             None => self.dirs.iter().all(|(_, dir)| read_number(&dir.join("pids.current")).unwrap_or(0) == 0),
@@ -146,7 +150,7 @@ impl ProcessCgroup {
     }
 
     /// The limits that the current process or its descendants have hit.
-    pub(crate) fn hit(&self) -> LimitsHit {
+    pub(crate) fn limits_hit(&self) -> LimitsHit {
         let now = self.counts();
         LimitsHit { pids: now.pids > self.earlier_counts.pids, memory: now.oom_kills > self.earlier_counts.oom_kills }
     }
@@ -172,10 +176,10 @@ impl ProcessCgroup {
     fn set_up(&self, limits: HolderLimits) -> io::Result<()> {
         for (_, dir) in &self.dirs {
             create_if_missing(dir)?;
-            set(dir, "pids.max", limits.pids_max)?;
-            set(dir, "memory.max", limits.memory_max)?;
+            set_limit(dir, "pids.max", limits.pids_max)?;
+            set_limit(dir, "memory.max", limits.memory_max)?;
             // Without this, a process over its memory limit would be swapped out, not killed.
-            set(dir, "memory.swap.max", limits.memory_max.map(|_| 0))?;
+            set_limit(dir, "memory.swap.max", limits.memory_max.map(|_| 0))?;
         }
         Ok(())
     }
@@ -201,7 +205,7 @@ impl ProcessCgroup {
 }
 
 /// Sets a limit if the group has a file of that name.
-fn set(dir: &Path, name: &str, value: Option<u64>) -> io::Result<()> {
+fn set_limit(dir: &Path, name: &str, value: Option<u64>) -> io::Result<()> {
     let Some(value) = value else { return Ok(()) };
     match File::options().write(true).open(dir.join(name)) {
         Ok(mut file) => io::Write::write_all(&mut file, value.to_string().as_bytes()),
@@ -231,16 +235,16 @@ mod tests {
         let (first, events) = (group.dirs.clone(), dir.path().join("0/cgroup.events"));
         fs::write(&events, "populated 1\n").expect("write");
         fs::write(dir.path().join("0/pids.events"), "max 3\n").expect("write");
-        assert_eq!(group.hit(), LimitsHit { pids: true, memory: false });
+        assert_eq!(group.limits_hit(), LimitsHit { pids: true, memory: false });
         groups.release(group);
         let second = groups.take().expect("made").expect("there is a place");
         assert_ne!(second.dirs, first, "the first group still has a process");
         fs::write(&events, "populated 0\n").expect("write");
         let again = groups.take().expect("made").expect("there is a place");
         assert_eq!(again.dirs, first);
-        assert_eq!(again.hit(), LimitsHit::default(), "counts from before the reuse do not apply");
+        assert_eq!(again.limits_hit(), LimitsHit::default(), "counts from before the reuse do not apply");
         fs::write(dir.path().join("0/memory.events"), "oom 1\noom_kill 1\n").expect("write");
-        assert_eq!(again.hit(), LimitsHit { pids: false, memory: true });
+        assert_eq!(again.limits_hit(), LimitsHit { pids: false, memory: true });
     }
 
     #[test]

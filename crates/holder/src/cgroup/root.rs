@@ -34,7 +34,7 @@ struct OwnCgroup {
     pids: Option<PathBuf>,
 }
 
-/// Finds a place for groups under `name`. `None` if the host does not let us create any group.
+/// Finds where groups can be created, in a directory `name`. `None` if the host does not let us create any group.
 pub fn find_root(name: &str) -> Option<CgroupRoot> {
     let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
     let own = OwnCgroup::parse(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
@@ -43,6 +43,7 @@ pub fn find_root(name: &str) -> Option<CgroupRoot> {
 
 impl OwnCgroup {
     fn parse(cgroup: &str, mountinfo: &str) -> Self {
+        // A line of `cgroup` is `HIERARCHY:CONTROLLERS:PATH`. Version 2 has no controllers.
         let path_of = |is_wanted: &dyn Fn(&str) -> bool| {
             cgroup.lines().find_map(|line| {
                 let mut fields = line.splitn(3, ':');
@@ -50,6 +51,7 @@ impl OwnCgroup {
                 is_wanted(controllers).then(|| fields.next())?
             })
         };
+        // A line of `mountinfo` is `ID PARENT DEVICE ROOT MOUNTPOINT … - TYPE SOURCE OPTIONS`.
         let dir = |kind: &str, option: &str, path: Option<&str>| {
             let path = path?;
             mountinfo.lines().find_map(|line| {
@@ -72,7 +74,9 @@ impl OwnCgroup {
 
 impl CgroupRoot {
     fn below(own: OwnCgroup, name: &str) -> Option<Self> {
-        let (mut dirs, mut controllers, mut enforced) = (Vec::new(), Vec::new(), EnforcedLimits::default());
+        let mut dirs = Vec::new();
+        let mut controllers = Vec::new();
+        let mut enforced = EnforcedLimits::default();
         if let Some(base) = own.unified.map(without_supervisor) {
             let dir = base.join(name);
             // The file exists only if this kernel can kill a group. The root group has no such file.
@@ -94,7 +98,8 @@ impl CgroupRoot {
             }
         }
         let root = Self { dirs, controllers, enforced };
-        // This was only a test. The first session creates the directory again, and a killed server leaves nothing.
+        // The directories were created only as a test. The first session creates them again. So a server that is killed
+        // before then leaves none.
         root.remove();
         (!root.dirs.is_empty()).then_some(root)
     }
@@ -159,6 +164,7 @@ fn enable_controllers(base: &Path) -> Vec<&'static str> {
     let mut was_moved = false;
     wanted
         .filter(|controller| match enable(base, controller) {
+            // EBUSY: the group contains processes.
             Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) && !was_moved => {
                 was_moved = true;
                 move_aside(base).is_ok() && enable(base, controller).is_ok()
@@ -181,7 +187,7 @@ fn enable(dir: &Path, controller: &str) -> io::Result<()> {
 fn move_aside(base: &Path) -> io::Result<()> {
     let me = std::process::id();
     let is_ours = |pid: &u32| {
-        *pid == me || fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| parent_in(&stat) == Some(me))
+        *pid == me || fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| parent_pid(&stat) == Some(me))
     };
     let listed = fs::read_to_string(base.join("cgroup.procs"))?;
     let pids: Vec<u32> = listed.lines().filter_map(|line| line.parse().ok()).collect();
@@ -193,7 +199,8 @@ fn move_aside(base: &Path) -> io::Result<()> {
     pids.iter().try_for_each(|pid| fs::write(dir.join("cgroup.procs"), pid.to_string()))
 }
 
-fn parent_in(stat: &str) -> Option<u32> {
+/// Parses the parent's pid from `/proc/PID/stat`.
+fn parent_pid(stat: &str) -> Option<u32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 

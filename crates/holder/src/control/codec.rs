@@ -18,13 +18,13 @@ pub enum DecodeError {
     #[error("control message has `{0}` bytes too many")]
     Trailing(usize),
     /// This build does not support the layout.
-    #[error("control message has layout `{0}`")]
+    #[error("control message has unsupported layout `{0}`")]
     Layout(u8),
     /// The kind of message is unknown.
-    #[error("control message of kind `{0}`")]
+    #[error("control message of unknown kind `{0}`")]
     Kind(u8),
     /// The value of a field is outside its range.
-    #[error("control message with bad value in `{0}`")]
+    #[error("control message has an invalid value in `{0}`")]
     Value(&'static str),
 }
 
@@ -212,7 +212,8 @@ pub(super) fn write_header(kind: u8, out: &mut Vec<u8>) {
     out.extend_from_slice(&[layout, kind]);
 }
 
-/// Writes a count. One that does not fit is replaced by the largest value: `send` refuses such a message anyway.
+/// Writes a count. A count that does not fit becomes the largest value: the message is then so large that `send`
+/// refuses it anyway.
 pub(crate) fn write_count(count: usize, out: &mut Vec<u8>) {
     u32::try_from(count).unwrap_or(u32::MAX).write(out);
 }

@@ -93,9 +93,11 @@ pub fn recv_raw(socket: impl AsFd, buf: &mut Vec<u8>) -> io::Result<Option<Datag
 /// copies of the fds, so the second receive needs none.
 pub(crate) fn recv_if_fds_fit(socket: BorrowedFd<'_>, buf: &mut Vec<u8>) -> io::Result<Option<Datagram>> {
     let peeked = recv_with(socket, buf, RecvFlags::PEEK);
-    let is_left = peeked.as_ref().is_err_and(|error| is_shortage(error) || error.kind() == io::ErrorKind::WouldBlock);
-    if !is_left && !matches!(peeked, Ok(None)) {
-        // Discard the message: the peek has already copied its bytes and fds, so empty buffers are enough.
+    let must_stay = peeked.as_ref().is_err_and(|error| is_shortage(error) || error.kind() == io::ErrorKind::WouldBlock);
+    let is_eof = matches!(peeked, Ok(None));
+    if !must_stay && !is_eof {
+        // Remove the message from the socket, even if it is invalid. The peek has already copied its bytes and fds, so
+        // empty buffers are enough.
         let mut ancillary = RecvAncillaryBuffer::default();
         recvmsg(socket, &mut [], &mut ancillary, RecvFlags::DONTWAIT)?;
     }
@@ -118,9 +120,11 @@ fn recv_with(socket: BorrowedFd<'_>, buf: &mut Vec<u8>, extra: RecvFlags) -> io:
             fds.extend(rights);
         }
     }
+    // EOF. No sender sends an empty message.
     if received.bytes == 0 {
         return Ok(None);
     }
+    // The kernel could not install all fds. After a peek, the message is still in the socket.
     if received.flags.contains(ReturnFlags::CTRUNC) && extra.contains(RecvFlags::PEEK) {
         return Err(rustix::io::Errno::MFILE.into());
     }

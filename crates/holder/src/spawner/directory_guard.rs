@@ -1,8 +1,8 @@
 //! Removes the state directory of a killed server, if the directory was created for that server alone.
 //!
-//! The spawner does this, because it outlives its server and is the parent of the holders: it knows when the last
-//! holder has ended. It then waits for some time, so that a person can inspect the directory or start another server on
-//! it. The only file of the directory that it uses is the lock.
+//! The spawner does this, because it outlives its server and is the parent of the holders, so it knows when the last
+//! holder has ended. The spawner then waits for some time, so that a person can inspect the directory or start another
+//! server on it. The only file in the directory that the spawner opens is the lock.
 //!
 //! Failure paths: a directory that another server has locked, or that is gone, is left alone. If the spawner is killed
 //! together with its server, the directory stays.
@@ -20,7 +20,7 @@ use super::strays::StrayKiller;
 use super::{LOCK_NAME, SpawnerHandle};
 use crate::run::monotonic_ns;
 
-/// The request kind. 1 is a holder, 2 a view.
+/// The request kind of a guard. The others are `holder_request::KIND` and `view::KIND`.
 pub(super) const KIND: u8 = 3;
 
 /// How often to check whether the directory is gone. A server that shuts down normally removes it right away, so the
@@ -52,7 +52,7 @@ impl SpawnerHandle {
 }
 
 impl DirectoryGuard {
-    /// Decodes a request.
+    /// Decodes a request. `None` if it is malformed.
     pub(super) fn read(fields: &[u8], fds: Vec<OwnedFd>) -> Option<Self> {
         let [dir] = <[OwnedFd; 1]>::try_from(fds).ok()?;
         let after = Duration::from_millis(u64::from_le_bytes(fields.try_into().ok()?));
@@ -63,7 +63,7 @@ impl DirectoryGuard {
         rustix::fs::fstat(&self.dir).is_ok_and(|stat| stat.st_nlink > 0)
     }
 
-    /// Removes the directory, unless a server has locked it.
+    /// Removes the directory, unless a server has locked it. Holds the lock until the directory is gone.
     fn remove(&self) -> io::Result<()> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let lock = File::from(rustix::fs::openat(&self.dir, LOCK_NAME, flags, Mode::empty())?);
@@ -82,14 +82,14 @@ impl DirectoryGuard {
 /// The main loop of the spawner after its server has ended: removes each directory when it is due, and returns when
 /// none is left.
 pub(super) fn run_after_server(mut guards: Vec<DirectoryGuard>, strays: &mut StrayKiller, signals: &OwnedFd) {
-    let begun_ns = monotonic_ns();
-    let mut quiet_since_ns = None;
+    let server_ended_ns = monotonic_ns();
+    let mut without_holder_since_ns = None;
     loop {
         guards.retain(DirectoryGuard::exists);
-        if strays.has_holders() {
-            quiet_since_ns = None;
+        if strays.has_live_forks() {
+            without_holder_since_ns = None;
         } else {
-            let since_ns = *quiet_since_ns.get_or_insert_with(monotonic_ns);
+            let since_ns = *without_holder_since_ns.get_or_insert_with(monotonic_ns);
             guards.retain(|guard| {
                 let is_due = elapsed_since(since_ns) >= guard.after;
                 if is_due {
@@ -102,11 +102,12 @@ pub(super) fn run_after_server(mut guards: Vec<DirectoryGuard>, strays: &mut Str
         if guards.is_empty() {
             return;
         }
-        let pause = if elapsed_since(begun_ns) < FREQUENT_FOR { CHECK_EVERY } else { CHECK_LATER_EVERY };
+        let pause = if elapsed_since(server_ended_ns) < FREQUENT_FOR { CHECK_EVERY } else { CHECK_LATER_EVERY };
         let timeout = Timespec { tv_sec: pause.as_secs().cast_signed(), tv_nsec: pause.subsec_nanos().into() };
         let mut ready = [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
         if rustix::event::poll(&mut ready, Some(&timeout)).is_ok_and(|count| count > 0) {
-            // One read consumes one signal. Further pending signals only cause another check.
+            // One read of 128 bytes (`signalfd_siginfo`) consumes one signal. A further signal only causes another
+            // check.
             rustix::io::read(signals, &mut [0; 128]).ok();
             strays.handle_death();
         }

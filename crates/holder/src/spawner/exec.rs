@@ -2,8 +2,8 @@
 //! such a program would copy locks that no thread ever releases.
 //!
 //! [`exec_spawner`] starts a program by path, with [`ARGUMENT`] and a socket on its stdin. [`serve_stdin`] is the other
-//! side, run by that program. The spawner sends a greeting with its layout and its pid. So the library can tell another
-//! program, or another release of ours, from a spawner before it sends a request.
+//! side, run by that program. The spawner sends a greeting with its layout and its pid. So the library notices a
+//! foreign program, or another release of ours, before it sends a request.
 //!
 //! ```text
 //! library ── exec ──▶ program --spawner ── fork ──▶ spawner
@@ -14,7 +14,8 @@
 //! The program exits as soon as it has forked the spawner, and `exec_spawner` waits for it: a library cannot ask its
 //! host to reap a child.
 //!
-//! Failure path: if the program is missing, is something else, or hangs, the error says which, and the program is gone.
+//! Failure path: if the program is missing, is not ours, or hangs, the error says which, and the program has been
+//! killed and waited for.
 
 use std::ffi::OsStr;
 use std::io::{self, Read};
@@ -26,7 +27,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::holder_request::LAYOUT;
-use super::{SpawnerHandle, fork_serving, pair};
+use super::{SpawnerHandle, fork_serving, socket_pair};
 use crate::{control, title};
 
 /// The first argument of a program that is to become a spawner.
@@ -47,7 +48,7 @@ pub enum ExecError {
     /// The program could not be started.
     #[error("start `{}`", program.display())]
     Start { program: PathBuf, source: io::Error },
-    /// The program exited, or sent something other than the greeting.
+    /// The program exited without a greeting, or sent something else.
     #[error("`{}` is not an exec-server: {}", program.display(), ForeignProgram(*status, stderr_text))]
     NotOurs {
         program: PathBuf,
@@ -60,12 +61,10 @@ pub enum ExecError {
     #[error("`{}` did not become a spawner within {GREETING_WITHIN_S} s", program.display())]
     Silent { program: PathBuf },
     /// The program is an exec-server of another release.
-    #[error("`{}` speaks layout {theirs}, this program {ours}; use the release that it was built with", program.display())]
+    #[error("`{}` has spawner layout {theirs}, but this program needs {ours}; install the same release of both", program.display())]
     Layout { program: PathBuf, theirs: u32, ours: u32 },
     /// Stdin is not the socket that [`exec_spawner`] passes.
-    #[error(
-        "standard input is not a spawner's socket; `{ARGUMENT}` is for programs that embed exec-server, not for people"
-    )]
+    #[error("standard input is not a spawner's socket; only programs that embed exec-server may use `{ARGUMENT}`")]
     NotASocket,
     /// The spawner could not be forked.
     #[error("fork the spawner")]
@@ -78,11 +77,11 @@ struct ForeignProgram<'a>(Option<ExitStatus>, &'a str);
 impl std::fmt::Display for ForeignProgram<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
-            Some(status) => write!(f, "it ended with {status}")?,
-            None => write!(f, "it said something else")?,
+            Some(status) => write!(f, "it ended ({status})")?,
+            None => write!(f, "it did not send a spawner's greeting")?,
         }
         if !self.1.is_empty() {
-            write!(f, ", saying: {}", self.1)?;
+            write!(f, "; its stderr: {}", self.1)?;
         }
         Ok(())
     }
@@ -94,22 +93,22 @@ pub fn exec_spawner(program: &Path) -> Result<SpawnerHandle, ExecError> {
     exec_spawner_for(program, None)
 }
 
-/// Like [`exec_spawner`], with one more argument: whom the spawner and its holders serve. It is for people who look at
-/// `ps`; the program does not read it.
+/// Like [`exec_spawner`], with one more argument for the program: the name of what the spawner and its holders serve.
+/// The program ignores it; it only appears in `ps`.
 pub fn exec_spawner_for(program: &Path, served: Option<&OsStr>) -> Result<SpawnerHandle, ExecError> {
     let failed = |source| ExecError::Start { program: program.to_owned(), source };
     // The program starts in `/`, where a relative path would mean something else.
     let path = std::path::absolute(program).map_err(failed)?;
-    let (ours, theirs) = pair().map_err(failed)?;
+    let (ours, theirs) = socket_pair().map_err(failed)?;
     let mut child = start(&path, served, theirs).map_err(failed)?;
-    let greeted = read_greeting(&ours);
-    if !matches!(greeted, Ok(GreetingOutcome::Received { .. })) {
+    let greeting = read_greeting(&ours);
+    if !matches!(greeting, Ok(GreetingOutcome::Received { .. })) {
         // An error means that the program has exited already.
         child.kill().ok();
     }
     // `wait` fails if the host ignores SIGCHLD or reaps all children. The program has exited in any case.
     let status = child.wait().ok();
-    match greeted.map_err(failed)? {
+    match greeting.map_err(failed)? {
         GreetingOutcome::Received { layout, pid } if layout == u32::from(LAYOUT) => {
             Ok(SpawnerHandle { socket: ours, pid })
         }
@@ -126,8 +125,8 @@ pub fn exec_spawner_for(program: &Path, served: Option<&OsStr>) -> Result<Spawne
     }
 }
 
-/// The entry point of a program whose first argument is [`ARGUMENT`]. Call it before anything else and before any
-/// thread exists. It forks the spawner on stdin and returns at once, so that the program can exit.
+/// The entry point of a program whose first argument is [`ARGUMENT`]. Call it first in `main`, before any thread
+/// exists. It forks the spawner, which serves the socket on stdin, and returns at once, so that the program can exit.
 pub fn serve_stdin() -> Result<(), ExecError> {
     let stdin = rustix::stdio::stdin();
     let is_ours = sockopt::socket_domain(stdin) == Ok(AddressFamily::UNIX)
@@ -145,10 +144,10 @@ fn start(program: &Path, served: Option<&OsStr>, socket: OwnedFd) -> io::Result<
     Command::new(program)
         .arg(OsStr::new(ARGUMENT))
         .args(served)
-        // Clear the environment. Holders do not need it, but would expose it to every process that may inspect them. So
-        // the host's secrets stay in the host.
+        // Clear the environment, which may contain secrets of the host. Holders do not need it, but would expose it to
+        // every process that may inspect them.
         .env_clear()
-        .env(title::ROOM.0, title::ROOM.1)
+        .env(title::TITLE_ROOM.0, title::TITLE_ROOM.1)
         .current_dir("/")
         .stdin(socket)
         .stdout(Stdio::null())

@@ -1,7 +1,7 @@
 //! The layout of the request for a holder.
 //!
-//! Spawner and server are of the same build, or the greeting of the spawner has revealed the difference. So fields can
-//! be added freely, as long as [`LAYOUT`] changes too.
+//! Spawner and server are of the same build, or [`LAYOUT`] in the spawner's greeting has shown that they are of
+//! releases with the same layout. So fields can be added freely, as long as [`LAYOUT`] changes, too.
 
 use std::os::fd::OwnedFd;
 
@@ -13,7 +13,10 @@ use crate::{ChildRestrictions, ChildUser, HolderConfig, HolderLimits};
 /// Version of the request layout. The spawner sends it in its greeting.
 pub(super) const LAYOUT: u8 = 5;
 
-/// Number of fixed integer fields at the beginning, eight bytes each.
+/// The request kind of a holder. The others are `view::KIND` and `directory_guard::KIND`.
+const KIND: u8 = 1;
+
+/// Number of fixed integer fields after the secret, eight bytes each.
 const FIELDS: usize = 10;
 
 /// Encodes an absent limit.
@@ -21,7 +24,7 @@ const NONE: u64 = u64::MAX;
 
 /// Encodes layout, kind, secret, fixed integers, control group, user, rlimits, and then the opaque record.
 pub(super) fn encode(config: &HolderConfig) -> Vec<u8> {
-    let mut out = vec![LAYOUT, 1];
+    let mut out = vec![LAYOUT, KIND];
     config.secret.write(&mut out);
     let limits = config.limits;
     let nofile = config.nofile.unwrap_or_default();

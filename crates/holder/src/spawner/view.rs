@@ -1,6 +1,6 @@
 //! Builds views of the file system (mount namespaces with restricted content) in a short-lived fork of the spawner. The
-//! fork has a single thread, so it may change its namespaces. It has no secrets, so it may open its own files in
-//! `/proc`.
+//! fork has a single thread, so it may change its namespaces. It briefly becomes dumpable, because otherwise it could
+//! not write its own files in `/proc`.
 //!
 //! Failure paths: if a step fails, the answer names the step. If the fork dies, the answer is EOF.
 
@@ -12,16 +12,16 @@ use exec_server_sandbox::{BuildError, BuiltView, ViewScript, build};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::holder_request::LAYOUT;
-use super::{SpawnerHandle, isolate, name, pair};
+use super::{SpawnerHandle, isolate, set_thread_name, socket_pair};
 use crate::control;
 
-/// The request kind. 1 is a holder, 3 a guard.
+/// The request kind of a view. The others are `holder_request::KIND` and `directory_guard::KIND`.
 pub(super) const KIND: u8 = 2;
 
 /// Time limit for the mounts. Thousands of mounts take about a second.
 const WITHIN_S: i64 = 10;
 
-/// First byte of an answer.
+// First byte of an answer.
 const MADE: u8 = 1;
 const MADE_WITH_USER: u8 = 2;
 const FAILED: u8 = 3;
@@ -30,7 +30,7 @@ impl SpawnerHandle {
     /// Requests a view, and blocks until it is built.
     pub fn view(&self, script: &ViewScript) -> Result<BuiltView, BuildError> {
         let failed = |source: io::Error| BuildError { what: "ask the spawner for a view".to_owned(), source };
-        let (ours, theirs) = pair().map_err(failed)?;
+        let (ours, theirs) = socket_pair().map_err(failed)?;
         let mut message = vec![LAYOUT, KIND];
         message.extend(script.encode());
         self.send_request(&message, &[theirs.as_fd()]).map_err(failed)?;
@@ -58,7 +58,7 @@ impl SpawnerHandle {
     }
 }
 
-/// Forks a process that builds a view. Returns its pid, in the spawner only.
+/// Forks a process that builds a view. Returns its pid, and only in the spawner.
 pub(super) fn fork_view(request: &[u8], fds: Vec<OwnedFd>) -> Option<i32> {
     let Ok([reply]) = <[OwnedFd; 1]>::try_from(fds) else { return None };
     let script = ViewScript::decode(request)?;
@@ -75,7 +75,7 @@ pub(super) fn fork_view(request: &[u8], fds: Vec<OwnedFd>) -> Option<i32> {
 }
 
 fn answer(script: &ViewScript, reply: OwnedFd) {
-    name(c"exec-view");
+    set_thread_name(c"exec-view");
     let Ok([reply]) = isolate([reply]) else { return };
     // An error is ignored: if the answer cannot be sent, the server is gone.
     match build(script) {
