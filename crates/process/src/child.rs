@@ -281,10 +281,7 @@ impl Drop for Child {
         // Errors are ignored because `drop` cannot report them. A child that survives is left unreaped, see
         // `DROP_REAP_MAX`.
         self.signal_group(libc::SIGKILL).ok();
-        let exit_fd = self.exit_fd().try_clone_to_owned();
-        if let Ok(exit_fd) = exit_fd {
-            poll(&mut [PollFd::new(&exit_fd, PollFlags::IN)], Some(&DROP_REAP_MAX)).ok();
-        }
+        poll(&mut [PollFd::new(&self.exit_fd(), PollFlags::IN)], Some(&DROP_REAP_MAX)).ok();
         self.try_wait().ok();
     }
 }
