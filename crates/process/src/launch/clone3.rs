@@ -75,7 +75,7 @@ pub(super) fn clone_into(
     let result = unsafe { clone3(&args, ptr::from_ref(shared).cast_mut().cast()) };
     let Some(pid) = i32::try_from(result).ok().filter(|pid| *pid > 0).and_then(Pid::from_raw) else {
         let errno = i32::try_from(-result).unwrap_or(libc::EIO);
-        IS_UNUSABLE.store(errno == libc::ENOSYS, Ordering::Relaxed);
+        IS_UNUSABLE.fetch_or(errno == libc::ENOSYS, Ordering::Relaxed);
         return Err(io::Error::from_raw_os_error(errno));
     };
     // SAFETY: the kernel created this fd for us in the call that created the child.
