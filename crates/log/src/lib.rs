@@ -5,8 +5,8 @@
 //! [`SegmentChain`] and a [`Cursor`]. One [`ControlBlock`] per session carries the counters of every log and the flags
 //! of the wake-up protocol.
 //!
-//! This crate does not depend on processes, sockets or the wire protocol. It does not own the eventfd either: a
-//! function whose result is "wake the reader" returns `true`, and the caller writes the eventfd.
+//! This crate does not depend on processes, sockets or the wire protocol. It does not own the eventfd either: when a
+//! function returns true for "wake the reader", the caller writes the eventfd.
 //!
 //! ```text
 //! holder   LogWriter ── room, commit ──▶ Segment (memfd) ── encode_for_disk ──▶ SLOT-ID.seg

@@ -6,7 +6,7 @@
 //! Level two, per session: a writer that cleared a log's flag sets the log's dirty bit, then clears the session's
 //! waiting flag. If that flag was set, the writer must write the eventfd.
 //!
-//! A reader that is behind has not set its flag, so it costs the writer only one load.
+//! A reader that is behind has not set its flag, so it costs the writer only a fence and a load.
 //!
 //! Each side stores, executes a fence, then loads what the other side stores. The two SeqCst fences have a total order,
 //! so at least one side sees the store of the other. With release and acquire alone, both sides could miss it: a lost
@@ -32,8 +32,9 @@ pub(crate) fn arm(waiting: &AtomicU32, has_news: impl FnOnce() -> bool) -> bool 
     news
 }
 
-/// Clears the flag of a reader after something was stored for it. True means that the reader must be woken.
-pub(crate) fn take(waiting: &AtomicU32) -> bool {
+/// Clears the flag that `arm` sets. The writer calls this after it has stored something for the reader. True means that
+/// the reader waits and must be woken.
+pub(crate) fn disarm(waiting: &AtomicU32) -> bool {
     fence(Ordering::SeqCst);
     // The load keeps the cache line shared while no reader waits. The fence above already orders it.
     waiting.load(Ordering::Relaxed) != 0 && waiting.swap(0, Ordering::AcqRel) != 0
@@ -43,11 +44,11 @@ pub(crate) fn take(waiting: &AtomicU32) -> bool {
 ///
 /// Call it after storing the commit.
 pub(crate) fn notify(log_waiting: &AtomicU32, dirty: &AtomicU64, bit: u32, session_waiting: &AtomicU32) -> bool {
-    if !take(log_waiting) {
+    if !disarm(log_waiting) {
         return false;
     }
     dirty.fetch_or(1 << bit, Ordering::AcqRel);
-    take(session_waiting)
+    disarm(session_waiting)
 }
 
 /// Returns and clears all dirty bits of one word.
@@ -130,7 +131,7 @@ mod loom_tests {
                 thread::spawn(move || {
                     for next in 1..=2 {
                         session.commit[0].store(next, Ordering::Release);
-                        if take(&session.log_waiting[0]) {
+                        if disarm(&session.log_waiting[0]) {
                             session.bell.ring();
                         }
                     }

@@ -45,7 +45,7 @@ impl AsyncChild {
         &self.child
     }
 
-    /// The child, for everything else.
+    /// The child, for calls that change it, such as [`Child::close_stdin`].
     pub fn child_mut(&mut self) -> &mut Child {
         &mut self.child
     }

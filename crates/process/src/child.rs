@@ -8,7 +8,6 @@ use std::{
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     sync::Arc,
-    time::Duration,
 };
 
 use rustix::{
@@ -31,7 +30,7 @@ const SIGNAL_PROCESS_GROUP: usize = 1 << 2;
 /// How long `drop` waits for a child to die of SIGKILL. A child in uninterruptible sleep can take longer. `drop` leaves
 /// it unreaped: a caller that reaps stray children, or init, reaps it later. A longer wait would stall the caller's
 /// event loop.
-const DROP_REAP_MAX: Duration = Duration::from_secs(1);
+const DROP_REAP_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// How a child ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +43,8 @@ pub struct ChildExit {
     pub user_ms: u64,
     /// CPU time in kernel mode, including that of the children it has waited for.
     pub system_ms: u64,
-    /// Largest resident set size. The kernel starts with the size of the parent at the time of the spawn.
+    /// Largest resident set size of the child and of the children it has waited for. Never less than our own peak at
+    /// the time of the spawn: until exec the child uses our memory (`CLONE_VM`), and the kernel counts that.
     pub max_rss_bytes: u64,
 }
 
@@ -63,7 +63,8 @@ pub enum CloseStdinOutcome {
 
 /// A child with the parent's ends of its streams.
 ///
-/// Dropping a child that was not reaped kills its process group and reaps it. Dropping a reaped child sends no signal.
+/// Dropping a running child kills its process group, waits up to one second for its death and reaps it. Dropping a
+/// child that has ended reaps it if necessary and sends no signal. Dropping a scripted child does nothing.
 #[derive(Debug)]
 pub struct Child {
     pid: Pid,
@@ -163,9 +164,9 @@ impl Child {
         self.streams.pty.take()
     }
 
-    /// Closes the parent's copy of the child's side of the terminal. Until then, the copy keeps the terminal open, so
-    /// that output is not cut off while the leader lives. Call it after the reap. Then reading ends with `EIO` as soon
-    /// as no process has the terminal open.
+    /// Closes the parent's copy of the child's side of the terminal. Call it after the reap. From then on, reading ends
+    /// with `EIO` as soon as no process has the terminal open. Earlier, this could cut off output: the leader may close
+    /// all its fds of the terminal and later open `/dev/tty`.
     pub fn release_slave(&mut self) {
         self.streams.slave = None;
     }
@@ -227,18 +228,21 @@ impl Child {
 
     /// Like [`Child::kill_tree`], for several children at the cost of one: walking `/proc` is the expensive part.
     pub fn kill_all<'a>(children: impl IntoIterator<Item = &'a Self>) -> io::Result<KillOutcome> {
-        let (mut leaders, mut living, mut scripted) = (Vec::new(), Vec::new(), 0);
+        let mut leaders = Vec::new();
+        let mut unreaped = Vec::new();
+        let mut scripted_kills = 0;
         for child in children {
-            match (&child.backing, child.exited.is_some()) {
-                (ChildBacking::Script(script), is_reaped) => {
-                    script.signal(libc::SIGKILL);
-                    scripted += usize::from(!is_reaped);
-                }
-                (ChildBacking::Process(_), true) => leaders.push((child.pid, TreeScope::Remains)),
-                (ChildBacking::Process(_), false) => {
-                    leaders.push((child.pid, TreeScope::Whole));
-                    living.push(child);
-                }
+            let is_reaped = child.exited.is_some();
+            if let ChildBacking::Script(script) = &child.backing {
+                // After the reap, SIGKILL still closes the streams of the script, as if it killed a grandchild that
+                // held them. Only an unreaped script counts as a process.
+                script.signal(libc::SIGKILL);
+                scripted_kills += usize::from(!is_reaped);
+            } else if is_reaped {
+                leaders.push((child.pid, TreeScope::Remains));
+            } else {
+                leaders.push((child.pid, TreeScope::Whole));
+                unreaped.push(child);
             }
         }
         // Walk before killing the groups: when a leader dies, its descendants lose the chain of parents by which they
@@ -247,12 +251,12 @@ impl Child {
         // Also kill each group with one system call, so that it dies even if `/proc` cannot be read. A group that
         // cannot be signalled must not spare the groups after it, so the first error is returned only at the end.
         let mut groups = Ok(());
-        for child in &living {
+        for child in unreaped {
             groups = groups.and(child.signal_group(libc::SIGKILL));
         }
         let killed = killed?;
         groups?;
-        Ok(KillOutcome { signalled: killed.signalled + scripted, ..killed })
+        Ok(KillOutcome { signalled: killed.signalled + scripted_kills, ..killed })
     }
 
     /// Reaps the leader if it has ended. Later calls return the same status.
@@ -269,18 +273,15 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        let is_unreaped = matches!(self.try_wait(), Ok(None));
-        if !is_unreaped || matches!(self.backing, ChildBacking::Script(_)) {
+        // An error means that the pid is not our unreaped child, so it must not be signalled.
+        let is_running = matches!(self.try_wait(), Ok(None));
+        if !is_running || matches!(self.backing, ChildBacking::Script(_)) {
             return;
         }
         // Errors are ignored because `drop` cannot report them. A child that survives is left unreaped, see
         // `DROP_REAP_MAX`.
         self.signal_group(libc::SIGKILL).ok();
-        let limit = Timespec { tv_sec: DROP_REAP_MAX.as_secs().cast_signed(), tv_nsec: 0 };
-        let exit_fd = self.exit_fd().try_clone_to_owned();
-        if let Ok(exit_fd) = exit_fd {
-            poll(&mut [PollFd::new(&exit_fd, PollFlags::IN)], Some(&limit)).ok();
-        }
+        poll(&mut [PollFd::new(&self.exit_fd(), PollFlags::IN)], Some(&DROP_REAP_MAX)).ok();
         self.try_wait().ok();
     }
 }
@@ -293,7 +294,7 @@ fn eof_character(master: BorrowedFd<'_>) -> io::Result<Option<u8>> {
     Ok((modes.local_modes.contains(LocalModes::ICANON) && eof != 0).then_some(eof))
 }
 
-/// Call it only for an unreaped leader: the fallback uses the pid.
+/// Signals the group of a leader. Call it only for an unreaped leader: the fallback uses the pid.
 fn signal_process_group(pidfd: BorrowedFd<'_>, leader: Pid, signal: i32) -> io::Result<()> {
     let fd = pidfd.as_raw_fd();
     // SAFETY: the call takes an fd, a signal number, a null siginfo and flags. It does not access our memory.
@@ -305,7 +306,8 @@ fn signal_process_group(pidfd: BorrowedFd<'_>, leader: Pid, signal: i32) -> io::
     if !matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) {
         return Err(error);
     }
-    // Kernels before 6.9 reject the flag. The pid is safe to use while its leader is unreaped.
+    // Kernels before 6.9 reject the flag.
+    // SAFETY: the call takes two integers. The pid cannot belong to another group while its leader is unreaped.
     if unsafe { libc::killpg(leader.as_raw_pid(), signal) } == 0 {
         return Ok(());
     }
@@ -321,11 +323,11 @@ fn try_reap(pid: Pid) -> io::Result<Option<ChildExit>> {
     match waited {
         0 => Ok(None),
         -1 => Err(io::Error::last_os_error()),
-        _ => Ok(Some(exited(status, &usage))),
+        _ => Ok(Some(child_exit(status, &usage))),
     }
 }
 
-fn exited(status: libc::c_int, usage: &libc::rusage) -> ChildExit {
+fn child_exit(status: libc::c_int, usage: &libc::rusage) -> ChildExit {
     let signal = libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status));
     let millis = |time: libc::timeval| time.tv_sec.unsigned_abs() * 1000 + time.tv_usec.unsigned_abs() / 1000;
     ChildExit {

@@ -34,9 +34,8 @@ static NEXT_PID: AtomicI32 = AtomicI32::new(i32::MAX);
 
 /// The script's side of a [`Child`](crate::Child). Clones control the same child.
 ///
-/// By default, signals act as on a process without handlers: SIGKILL, SIGTERM, SIGINT, SIGHUP and SIGQUIT end it and
-/// close its streams, all others are only recorded. [`ScriptDriver::on_signal`] replaces this for all signals except
-/// SIGKILL.
+/// By default, SIGKILL, SIGTERM, SIGINT, SIGHUP and SIGQUIT end the child and close its streams. All other signals are
+/// only recorded. [`ScriptDriver::on_signal`] replaces this for all signals except SIGKILL.
 #[derive(Clone, Debug)]
 pub struct ScriptDriver {
     script: Arc<ChildScript>,
@@ -84,8 +83,8 @@ impl ScriptDriver {
         write(&self.script.state.lock().pty, bytes)
     }
 
-    /// Reads the bytes that were written to the child's stdin or terminal. 0 if it is closed, `WouldBlock` if it is
-    /// empty.
+    /// Reads the bytes that were written to the child's stdin or terminal. Returns 0 if either side has closed it, and
+    /// `WouldBlock` if it is empty.
     pub fn read_stdin(&self, buf: &mut [u8]) -> io::Result<usize> {
         let state = self.script.state.lock();
         match state.stdin.as_ref().or(state.pty.as_ref()) {
@@ -94,7 +93,7 @@ impl ScriptDriver {
         }
     }
 
-    /// Stops reading stdin: a write to it fails with `EPIPE`.
+    /// Closes the reading end of stdin: a write to it then fails with `EPIPE`.
     pub fn close_stdin(&self) {
         self.script.state.lock().stdin = None;
     }
@@ -152,7 +151,7 @@ impl ScriptDriver {
         if state.exited.is_none() {
             state.exited = Some(ChildExit { code, signal, user_ms: 0, system_ms: 0, max_rss_bytes: 0 });
             rustix::io::write(&self.script.exit_fd, &1_u64.to_ne_bytes())
-                .expect("a fresh event counter takes the number one");
+                .expect("an eventfd that was never written accepts 1");
         }
     }
 }
@@ -174,6 +173,7 @@ impl ChildScript {
                 (ours.stderr, state.stderr) = (Some(read), Some(write));
             }
             StdioMode::Pty(size) => {
+                // A socket pair carries bytes both ways like a terminal, but without a line discipline.
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 let (master, slave) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
                 (ours.pty, state.pty) = (Some(master), Some(slave));
@@ -214,6 +214,7 @@ impl ChildScript {
         let driver = ScriptDriver { script: Arc::clone(self) };
         let mut state = self.state.lock();
         state.signals.push(signal);
+        // The default applies after the exit, where it only closes the streams, and to a signal that the hook sends.
         let hook = if state.exited.is_none() { state.hook.take() } else { None };
         drop(state);
         let ends = match hook {
@@ -234,7 +235,7 @@ impl ChildScript {
 
 impl fmt::Debug for ChildScript {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Script").field("pid", &self.pid).finish_non_exhaustive()
+        f.debug_struct("ChildScript").field("pid", &self.pid).finish_non_exhaustive()
     }
 }
 

@@ -48,11 +48,12 @@ const SIGACTION_BYTES: usize = 32;
 /// the child dumps core.
 const CHECK_AGAIN_NS: i64 = 50_000_000;
 
-/// One unused stack, kept for the next child. If several stacks are needed at the same time, the others are mapped and
-/// unmapped again.
+/// One unused stack, kept for the next child. If several stacks are needed at the same time, the others are unmapped
+/// after use.
 static SPARE_STACK: Mutex<Option<ChildStack>> = Mutex::new(None);
 
 /// Whether the kernel was seen to clear the futex word at exec. Linux always does, but an emulation of Linux may not.
+/// Then a wait on the word would last as long as the child's program.
 static IS_WORD_CLEARED: AtomicBool = AtomicBool::new(false);
 
 /// Everything that the child needs. Pointer arrays end with a null pointer and stay valid for the lifetime of the
@@ -72,6 +73,7 @@ pub(crate) struct Launch<'a> {
     pub(crate) extra: &'a [(RawFd, RawFd)],
     /// The target fds of `extra` in ascending order.
     pub(crate) keep: &'a [RawFd],
+    /// Fd 0 is a terminal, which becomes the controlling terminal.
     pub(crate) terminal: bool,
     pub(crate) nofile: Option<(u64, u64)>,
     pub(crate) umask: Option<u32>,
@@ -81,7 +83,7 @@ pub(crate) struct Launch<'a> {
     /// Open `tasks` files of version 1 cgroups. The child enters each group by writing 0.
     pub(crate) cgroups: &'a [RawFd],
     pub(crate) user: Option<&'a ChildUser>,
-    /// Pairs of a resource and one value for its soft and its hard limit.
+    /// Pairs of a resource and the value of both its limits, soft and hard.
     pub(crate) limits: &'a [(u32, u64)],
     pub(crate) sandbox: Option<&'a ChildKit>,
     /// The signals that we ignore, if known.
@@ -138,8 +140,8 @@ struct ChildStack {
 pub struct IgnoredSignals(u64);
 
 impl IgnoredSignals {
-    /// All signals whose action can be set.
-    const ANY: Self = Self(!(1 << (libc::SIGKILL - 1)) & !(1 << (libc::SIGSTOP - 1)));
+    /// All signals whose action can be set: every signal except SIGKILL and SIGSTOP.
+    const ALL: Self = Self(!(1 << (libc::SIGKILL - 1)) & !(1 << (libc::SIGSTOP - 1)));
 
     /// The signals that this process ignores now.
     pub fn now() -> Self {
@@ -150,7 +152,7 @@ impl IgnoredSignals {
             call(libc::SYS_rt_sigaction, [*signal as usize, 0, into, MASK_BYTES, 0, 0]).is_ok()
                 && action.first().copied() == Some(libc::SIG_IGN as u64)
         };
-        let ignored = (1..=64).filter(|signal| Self::ANY.has(*signal)).filter(is_ignored);
+        let ignored = (1..=64).filter(|signal| Self::ALL.has(*signal)).filter(is_ignored);
         Self(ignored.fold(0, |all, signal| all | 1 << (signal - 1)))
     }
 
@@ -171,15 +173,14 @@ impl Launch<'_> {
         let cloned = clone(&shared, &stack, ParentMode::Stops);
         stack.release();
         let child = cloned.map_err(|source| LaunchFailure::Parent { what: "process", source })?;
-        let is_cleared = !shared.is_child_present();
         let outcome = shared.outcome(child);
         // The exit of a failed child clears the word as well, so it proves nothing about exec.
-        IS_WORD_CLEARED.fetch_or(is_cleared && outcome.is_ok(), Ordering::Relaxed);
+        IS_WORD_CLEARED.fetch_or(outcome.is_ok() && !shared.is_child_present(), Ordering::Relaxed);
         outcome
     }
 
-    /// Starts the child and runs `other` while the child is on its way to exec. If that is not possible, runs them one
-    /// after the other.
+    /// Starts the child and calls `other` while the child is on its way to exec. If that is not possible, waits for the
+    /// exec and then calls `other`.
     pub(crate) fn run_concurrently<T>(&self, other: impl FnOnce() -> T) -> (Result<StartedChild, LaunchFailure>, T) {
         let mut script_argv = self.script_argv.to_vec();
         let shared = LaunchShared::new(self, &mut script_argv);
@@ -275,6 +276,7 @@ impl ChildStack {
         self.base.wrapping_byte_add(Self::mapped_bytes())
     }
 
+    /// Keeps the stack for the next child. If one is kept already, unmaps this one.
     fn release(self) {
         SPARE_STACK.lock().get_or_insert(self);
     }
@@ -287,11 +289,12 @@ impl Drop for ChildStack {
     }
 }
 
-/// Clones with every signal blocked: our signal handlers must not run in the child, which shares our memory.
+/// Creates the child. Every signal is blocked during this time, because our signal handlers must not run in the child,
+/// which shares our memory. The child inherits the full mask and clears it after it has reset the handlers.
 fn clone(shared: &LaunchShared<'_>, stack: &ChildStack, parent: ParentMode) -> io::Result<StartedChild> {
-    let (all, mut before) = (u64::MAX, 0_u64);
-    // Use the raw system call: the C library never blocks the two signals that it uses itself.
-    set_mask(&all, Some(&mut before)).map_err(io::Error::from_raw_os_error)?;
+    let mut before = 0_u64;
+    // Use the raw system call: the C library never blocks the signals that it uses itself.
+    set_mask(&u64::MAX, Some(&mut before)).map_err(io::Error::from_raw_os_error)?;
     shared.has_no_handlers.set(true);
     let cloned = clone3::clone_into(shared.launch.cgroup_dir, shared, stack, parent).or_else(|_refused| {
         // The kernel is too old, seccomp rejects the call, or the cgroup accepts no process. In the last case, the
@@ -299,7 +302,7 @@ fn clone(shared: &LaunchShared<'_>, stack: &ChildStack, parent: ParentMode) -> i
         shared.must_enter_cgroup.set(true);
         shared.has_no_handlers.set(false);
         match parent {
-            ParentMode::Stops => clone_here(shared, stack),
+            ParentMode::Stops => clone_in_own_cgroups(shared, stack),
             ParentMode::Continues => Err(io::ErrorKind::Unsupported.into()),
         }
     });
@@ -310,7 +313,7 @@ fn clone(shared: &LaunchShared<'_>, stack: &ChildStack, parent: ParentMode) -> i
 
 /// Starts a child in our own cgroups. The calling thread stops, because not every C library's `clone` supports
 /// `CLONE_CHILD_CLEARTID`.
-fn clone_here(shared: &LaunchShared<'_>, stack: &ChildStack) -> io::Result<StartedChild> {
+fn clone_in_own_cgroups(shared: &LaunchShared<'_>, stack: &ChildStack) -> io::Result<StartedChild> {
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
     let mut pidfd: c_int = -1;
     // SAFETY: `stack` is a private mapping with room for `child_main`. `shared` lives until clone returns, and with
@@ -334,6 +337,7 @@ fn set_mask(mask: &u64, before: Option<&mut u64>) -> Result<usize, c_int> {
 fn has_ended(child: &StartedChild) -> bool {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     let found = rustix::process::waitid(WaitId::PidFd(child.pidfd.as_fd()), options);
+    // ECHILD: the kernel has reaped the child by itself, because SIGCHLD is ignored.
     matches!(found, Ok(Some(_)) | Err(Errno::CHILD))
 }
 
@@ -380,11 +384,11 @@ fn drop_result(_result: Result<usize, c_int>) {}
 /// - cgroups first, so that nothing ever runs outside them;
 /// - the session before the terminal;
 /// - fds before the sandbox, which may hide `/dev/null`, and before `RLIMIT_NOFILE`, which could forbid their numbers;
-/// - the sandbox before its own fds are closed;
-/// - limits while we still have the right to set them;
+/// - the sandbox before `close_others`, which closes the fds that the sandbox uses;
+/// - limits before the user, who may not have the right to raise them;
 /// - the user before the parent-death signal, which a change of user clears, and before the working directory, which is
 ///   entered with the rights of that user and as the sandbox shows it;
-/// - the empty signal mask after all handlers of the parent are reset;
+/// - the empty signal mask after the parent's handlers are reset;
 /// - the seccomp filter last.
 fn set_up(shared: &LaunchShared<'_>) -> Result<(), (SpawnStage, c_int)> {
     let at = |stage: SpawnStage| move |errno: c_int| (stage, errno);
@@ -403,8 +407,8 @@ fn set_up(shared: &LaunchShared<'_>) -> Result<(), (SpawnStage, c_int)> {
         become_user(user).map_err(at(SpawnStage::User))?;
     }
     if launch.die_with_parent {
-        let (option, signal) = (libc::PR_SET_PDEATHSIG as usize, libc::SIGKILL as usize);
-        call(libc::SYS_prctl, [option, signal, 0, 0, 0, 0]).map_err(at(SpawnStage::ParentDeath))?;
+        call(libc::SYS_prctl, [libc::PR_SET_PDEATHSIG as usize, libc::SIGKILL as usize, 0, 0, 0, 0])
+            .map_err(at(SpawnStage::ParentDeath))?;
         // The parent may have died before the signal was set.
         if call(libc::SYS_getppid, [0; 6]) != Ok(shared.parent as usize) {
             return Err((SpawnStage::ParentDeath, libc::ESRCH));
@@ -414,15 +418,16 @@ fn set_up(shared: &LaunchShared<'_>) -> Result<(), (SpawnStage, c_int)> {
     if let Some(umask) = launch.umask {
         drop_result(call(libc::SYS_umask, [umask as usize, 0, 0, 0, 0, 0]));
     }
+    // Exec would reset handlers by itself, but a signal between the empty mask and exec would still run one.
     let ignored = launch.ignored.filter(|_| shared.has_no_handlers.get());
-    reset_signals(ignored.unwrap_or(IgnoredSignals::ANY)).map_err(at(SpawnStage::Signals))?;
+    reset_signals(ignored.unwrap_or(IgnoredSignals::ALL)).map_err(at(SpawnStage::Signals))?;
     match launch.sandbox.zip(ipc) {
         Some((sandbox, ipc)) => sandbox.seal(ipc).map_err(at(SpawnStage::Sandbox)),
         None => Ok(()),
     }
 }
 
-/// Writes the child into each cgroup. The kernel reads `0` as the pid of the writer, so no number has to be formatted
+/// Moves the child into each cgroup. The kernel reads `0` as the pid of the writer, so no number has to be formatted
 /// here.
 fn enter_cgroups(cgroup_dir: Option<RawFd>, groups: &[RawFd]) -> Result<(), c_int> {
     let enter = |file: usize| call(libc::SYS_write, [file, address(c"0".as_ptr()), 1, 0, 0, 0]).map(drop);
@@ -472,7 +477,7 @@ fn place_descriptors(launch: &Launch<'_>) -> Result<(), c_int> {
             }
         }
     }
-    launch.extra.iter().try_for_each(|(source, number)| place(*source, *number))
+    launch.extra.iter().try_for_each(|(source, target)| place(*source, *target))
 }
 
 /// Closes every fd from 3 up that is not in `keep`.
@@ -488,8 +493,8 @@ fn close_others(keep: &[RawFd]) -> Result<(), c_int> {
     call(libc::SYS_close_range, [first, u32::MAX as usize, 0, 0, 0, 0]).map(drop)
 }
 
-/// Resets signals to their default action and clears the mask. Checking the action first would cost as many system
-/// calls.
+/// Resets the signals in `which` to their default action and clears the mask. Checking the action first would cost as
+/// many system calls.
 fn reset_signals(which: IgnoredSignals) -> Result<(), c_int> {
     let default = [0_u64; SIGACTION_BYTES / 8];
     for signal in (1..=64).filter(|signal| which.has(*signal)) {

@@ -1,14 +1,18 @@
 //! One child process on Linux: its pipes or terminal, process group, signals and exit status.
 //!
-//! The crate spawns, watches and ends a child. It needs no runtime: calls do not wait for the child to do something. To
-//! wait, the caller polls an fd.
+//! The crate spawns, watches and ends a child. It needs no async runtime: once the child runs its program, calls do not
+//! wait for it. To wait, the caller polls an fd. The exception is the drop of a running child, which waits up to one
+//! second for its death.
+//!
+//! *Leader* is the child process itself: it leads the session and the process group in which its descendants start.
 //!
 //! - [`Spawn`] describes a child, [`Spawn::spawn`] starts it. The child runs in its own session. It gets fds 0, 1, 2
 //!   and the declared ones, default signal dispositions, an empty signal mask and exactly the given environment. A
 //!   failure is a typed [`SpawnError`], never exit code 127.
 //! - [`Child`] holds the parent's ends of the streams (nonblocking) and an exit fd that becomes readable when the
 //!   leader has ended.
-//! - [`kill_tree`] and [`kill_descendants`] kill everything that a child has left behind.
+//! - [`kill_tree`] kills a leader with its group, its session and its descendants. [`kill_descendants`] kills all
+//!   descendants of any process.
 //! - [`ScriptDriver`] simulates a child without a process ([`Child::scripted`]), for tests of code that uses this
 //!   crate.
 //! - With the feature `tokio`, `AsyncChild` and `AsyncStream` wrap the same types for a runtime.

@@ -93,15 +93,17 @@ pub struct Spawn {
     /// signals are reset to their default action. Otherwise the child resets every signal.
     pub ignored: Option<IgnoredSignals>,
     /// [`Spawn::spawn_all`] starts no other child while this one is on its way to exec. Set it if the child is created
-    /// in a cgroup with a memory limit: at the limit, the OOM killer kills every process that shares the child's
-    /// memory. This includes us, unless we are stopped (`CLONE_VFORK`).
+    /// in a cgroup with a memory limit: at the limit, the OOM killer could select the child and kill every process that
+    /// shares its memory, including us. It does not select a child whose parent is stopped (`CLONE_VFORK`).
     pub alone: bool,
 }
 
+/// The ids that a child gets for its user and groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChildUser {
     pub uid: u32,
     pub gid: u32,
+    /// The supplementary groups.
     pub groups: Vec<u32>,
 }
 
@@ -271,8 +273,10 @@ impl Spawn {
         let extra = extra.collect::<Result<Vec<_>, SpawnError>>()?;
         let sandbox = self.sandbox.as_ref().map(|kit| RaisedSandbox::new(kit, floor)).transpose()?;
 
-        let argv = pointers(self.arg0.iter().chain(self.argv.get(usize::from(self.arg0.is_some())..).unwrap_or(&[])));
-        // Arguments of `sh` for a script without an interpreter line: its name, the script, the script's arguments.
+        let arg0 = self.arg0.as_ref().unwrap_or(program);
+        let argv = pointers([arg0].into_iter().chain(self.argv.iter().skip(1)));
+        // Arguments of `sh` for a script without an interpreter line: its name, the script (null until the child knows
+        // its path), the script's arguments.
         let mut script_argv = vec![c"/bin/sh".as_ptr(), ptr::null()];
         script_argv.extend(pointers(self.argv.iter().skip(1)));
         let launch = Launch {
@@ -292,7 +296,7 @@ impl Spawn {
             cgroups: &cgroups.iter().map(PassedFd::as_raw).collect::<Vec<_>>(),
             user: self.user.as_ref(),
             limits: &self.limits,
-            sandbox: sandbox.as_ref().map(|confined| &confined.in_child),
+            sandbox: sandbox.as_ref().map(|raised| &raised.in_child),
             ignored: self.ignored,
         };
         match run(&launch) {
@@ -309,7 +313,7 @@ impl Spawn {
     }
 }
 
-/// A sandbox whose fds have numbers that are not overwritten.
+/// A sandbox whose fds have numbers that no fd of the child overwrites.
 struct RaisedSandbox<'a> {
     in_child: ChildKit,
     /// Keeps the fds open until the exec.
@@ -326,7 +330,7 @@ impl<'a> RaisedSandbox<'a> {
     }
 }
 
-/// The declared fd numbers in ascending order.
+/// The declared fd numbers in ascending order. Fails if a number is below 3 or given twice.
 fn kept_numbers(extra: &[(OwnedFd, RawFd)]) -> Result<Vec<RawFd>, SpawnError> {
     let mut keep: Vec<RawFd> = extra.iter().map(|(_, number)| *number).collect();
     keep.sort_unstable();
@@ -337,12 +341,12 @@ fn kept_numbers(extra: &[(OwnedFd, RawFd)]) -> Result<Vec<RawFd>, SpawnError> {
     }
 }
 
-/// A null-terminated array for `execve`. It holds the addresses of the strings, so they must outlive it.
+/// A null-terminated array for `execve`. It contains only the addresses of the strings, so they must outlive it.
 fn pointers<'a>(texts: impl IntoIterator<Item = &'a CString>) -> Vec<*const libc::c_char> {
     texts.into_iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect()
 }
 
-/// Every path that `execvp` would try. Computed in the parent, because the child must not allocate.
+/// Every path that `execvp` would try, in order. Computed in the parent, because the child must not allocate.
 fn candidates(program: &CStr, env: &[CString]) -> Vec<CString> {
     let name = program.to_bytes();
     if name.is_empty() || name.contains(&b'/') {

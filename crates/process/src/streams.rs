@@ -1,6 +1,7 @@
 //! Opens the pipes or the terminal between parent and child, before the spawn.
 //!
-//! It decides which end is nonblocking and moves fds to numbers that are safe to pass to the child.
+//! It decides which end is nonblocking. It also moves the fds for the child to a number of at least `floor`, which is
+//! above the number of every fd in the child. So no fd is overwritten before it is placed.
 
 use std::{
     io,
@@ -23,7 +24,8 @@ pub(crate) struct ParentStreams {
     pub(crate) stdout: Option<OwnedFd>,
     pub(crate) stderr: Option<OwnedFd>,
     pub(crate) pty: Option<OwnedFd>,
-    /// The child's side of the terminal. Kept open so that the terminal survives when the child closes its last fd.
+    /// The child's side of the terminal. Kept open so that reading does not end with `EIO` when the child closes its
+    /// last fd of the terminal.
     pub(crate) slave: Option<OwnedFd>,
 }
 
@@ -90,7 +92,7 @@ pub(crate) fn winsize(size: TerminalSize) -> Winsize {
 fn pipes(stdin: StdinMode, floor: RawFd) -> Result<StreamEnds, SpawnError> {
     let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(|errno| resources("pipe", errno));
     // The two ends of a pipe are separate open file descriptions, so `O_NONBLOCK` on our end does not affect the child.
-    let ours = |fd: OwnedFd| match fcntl_setfl(&fd, OFlags::NONBLOCK) {
+    let set_nonblocking = |fd: OwnedFd| match fcntl_setfl(&fd, OFlags::NONBLOCK) {
         Ok(()) => Ok(Some(fd)),
         Err(errno) => Err(resources("nonblocking pipe", errno)),
     };
@@ -98,7 +100,7 @@ fn pipes(stdin: StdinMode, floor: RawFd) -> Result<StreamEnds, SpawnError> {
         StdinMode::Null => (None, None),
         StdinMode::Open => {
             let (read, write) = pipe()?;
-            (Some(raise(read, floor)?), ours(write)?)
+            (Some(raise(read, floor)?), set_nonblocking(write)?)
         }
     };
     let (our_stdout, stdout) = pipe()?;
@@ -106,8 +108,8 @@ fn pipes(stdin: StdinMode, floor: RawFd) -> Result<StreamEnds, SpawnError> {
     Ok(StreamEnds {
         ours: ParentStreams {
             stdin: our_stdin,
-            stdout: ours(our_stdout)?,
-            stderr: ours(our_stderr)?,
+            stdout: set_nonblocking(our_stdout)?,
+            stderr: set_nonblocking(our_stderr)?,
             ..ParentStreams::default()
         },
         pipes: [stdin, Some(raise(stdout, floor)?), Some(raise(stderr, floor)?)],
@@ -115,12 +117,12 @@ fn pipes(stdin: StdinMode, floor: RawFd) -> Result<StreamEnds, SpawnError> {
 }
 
 fn terminal(size: TerminalSize, floor: RawFd) -> Result<StreamEnds, SpawnError> {
-    let ours = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let nonblocking = OpenptFlags::from_bits_retain(OFlags::NONBLOCK.bits());
-    let master = openpt(ours | nonblocking).map_err(|errno| resources("terminal", errno))?;
+    let master = openpt(flags | nonblocking).map_err(|errno| resources("terminal", errno))?;
     unlockpt(&master).map_err(|errno| resources("terminal unlock", errno))?;
     // Use the ioctl instead of the path: the path could belong to another mount of devpts.
-    let slave = ioctl_tiocgptpeer(&master, ours).map_err(|errno| resources("terminal peer", errno))?;
+    let slave = ioctl_tiocgptpeer(&master, flags).map_err(|errno| resources("terminal peer", errno))?;
     tcsetwinsize(master.as_fd(), winsize(size)).map_err(|errno| resources("terminal size", errno))?;
     let ours = ParentStreams { pty: Some(master), slave: Some(raise(slave, floor)?), ..ParentStreams::default() };
     Ok(StreamEnds { ours, pipes: [None, None, None] })

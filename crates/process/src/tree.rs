@@ -47,7 +47,7 @@ pub struct TreeMember {
 }
 
 impl TreeMember {
-    /// Sends SIGKILL to the process. Returns false if it has ended, if its pid was reused or if we may not signal it.
+    /// Sends SIGKILL to the process. Returns false if it was reaped, if its pid was reused or if we may not signal it.
     pub fn kill(&self) -> io::Result<bool> {
         let pidfd = match pidfd_open(self.pid, PidfdFlags::empty()) {
             Ok(pidfd) => pidfd,
@@ -98,38 +98,39 @@ pub fn descendants_of(ancestor: Pid) -> io::Result<Vec<TreeMember>> {
 
 /// The criteria by which a process belongs to the tree.
 struct TreeRoots {
-    /// Ids of sessions and groups whose members belong to the tree. Grows by the sessions that found members lead: a
-    /// child that a member forks before it dies loses its chain of parents, but not its session.
-    sessions: HashSet<i32>,
+    /// A process whose session or process group has one of these ids belongs to the tree. Grows by the sessions that
+    /// found members lead: a child that a member forks before it dies loses its chain of parents, but not its session.
+    group_ids: HashSet<i32>,
+    /// Processes whose descendants belong to the tree.
     ancestors: HashSet<i32>,
     /// Whether the ancestors themselves belong to the tree.
-    itself: bool,
+    with_ancestors: bool,
     /// Pids of reaped leaders. If a process has such a pid again, the session and group with that id are not ours.
     must_be_free: HashSet<i32>,
 }
 
 impl TreeRoots {
     fn of(leaders: &[(Pid, TreeScope)]) -> Self {
-        let with = |wanted: TreeScope| {
+        let in_scope = |wanted: TreeScope| {
             leaders.iter().filter(move |(_, scope)| *scope == wanted).map(|(leader, _)| leader.as_raw_pid())
         };
         Self {
-            sessions: leaders.iter().map(|(leader, _)| leader.as_raw_pid()).collect(),
-            ancestors: with(TreeScope::Whole).collect(),
-            itself: true,
-            must_be_free: with(TreeScope::Remains).collect(),
+            group_ids: leaders.iter().map(|(leader, _)| leader.as_raw_pid()).collect(),
+            ancestors: in_scope(TreeScope::Whole).collect(),
+            with_ancestors: true,
+            must_be_free: in_scope(TreeScope::Remains).collect(),
         }
     }
 
     fn below(ancestor: Pid) -> Self {
         let ancestors = HashSet::from([ancestor.as_raw_pid()]);
-        Self { sessions: HashSet::new(), ancestors, itself: false, must_be_free: HashSet::new() }
+        Self { group_ids: HashSet::new(), ancestors, with_ancestors: false, must_be_free: HashSet::new() }
     }
 
     fn members(&self, all: &[TreeMember]) -> Vec<TreeMember> {
-        let numbers = all.iter().map(|process| process.pid.as_raw_pid());
-        let taken: HashSet<i32> = numbers.filter(|number| self.must_be_free.contains(number)).collect();
-        let is_ours = |id: i32| self.sessions.contains(&id) && !taken.contains(&id);
+        let pids = all.iter().map(|process| process.pid.as_raw_pid());
+        let reused: HashSet<i32> = pids.filter(|pid| self.must_be_free.contains(pid)).collect();
+        let is_ours = |id: i32| self.group_ids.contains(&id) && !reused.contains(&id);
         let mut inside: HashSet<i32> = self.ancestors.clone();
         // A parent can have a higher pid than its child, so one pass is not enough.
         loop {
@@ -143,7 +144,7 @@ impl TreeRoots {
                 break;
             }
         }
-        if !self.itself {
+        if !self.with_ancestors {
             inside.retain(|pid| !self.ancestors.contains(pid));
         }
         // Never kill ourselves, even if the caller is a member of the tree.
@@ -153,7 +154,7 @@ impl TreeRoots {
 
     fn add_sessions_of(&mut self, members: &[TreeMember]) {
         let leads = |process: &&TreeMember| process.session == process.pid.as_raw_pid();
-        self.sessions.extend(members.iter().filter(leads).map(|process| process.session));
+        self.group_ids.extend(members.iter().filter(leads).map(|process| process.session));
     }
 }
 
@@ -184,15 +185,15 @@ fn kill_to_fixpoint(mut roots: TreeRoots) -> io::Result<KillOutcome> {
 fn walk() -> io::Result<Vec<TreeMember>> {
     let mut members = Vec::new();
     for entry in fs::read_dir("/proc")? {
-        // Skip a process that ends during the walk.
-        if let Some(member) = entry.ok().and_then(|entry| read_member(number(&entry.file_name())?)) {
+        // Skip entries that are not processes, and processes that end during the walk.
+        if let Some(member) = entry.ok().and_then(|entry| read_member(parse_pid(&entry.file_name())?)) {
             members.push(member);
         }
     }
     Ok(members)
 }
 
-fn number(name: &OsStr) -> Option<Pid> {
+fn parse_pid(name: &OsStr) -> Option<Pid> {
     Pid::from_raw(std::str::from_utf8(name.as_bytes()).ok()?.parse().ok().filter(|number| *number > 0)?)
 }
 
@@ -209,7 +210,9 @@ fn parse_stat(pid: Pid, stat: &[u8]) -> Option<TreeMember> {
     let mut fields = fields.split_ascii_whitespace();
     let state = fields.next()?;
     let mut next = || fields.next()?.parse().ok();
-    let (parent, group, session) = (next()?, next()?, next()?);
+    let parent = next()?;
+    let group = next()?;
+    let session = next()?;
     // Field 22 of the file. Six fields are already consumed: pid, name, state, parent, group and session.
     let start_ticks = fields.nth(15)?.parse().ok()?;
     Some(TreeMember { pid, parent, group, session, is_zombie: matches!(state, "Z" | "X"), start_ticks })
@@ -235,10 +238,11 @@ mod tests {
         assert_eq!(pids, expected);
     }
 
+    /// Above every pid that the kernel assigns, so that no pid of a test is the test process itself.
     const HIGH: i32 = 1 << 24;
 
     #[test]
-    fn fields_are_found_behind_a_name_full_of_brackets() {
+    fn stat_fields_are_found_after_a_name_with_parentheses_and_newlines() {
         let stat = b"42 (a) b (c)\n) S 7 42 40 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 9876 1 2 3";
         let pid = Pid::from_raw(42).expect("the pid is not zero");
         let expected = TreeMember { pid, parent: 7, group: 42, session: 40, is_zombie: false, start_ticks: 9876 };
@@ -261,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn remains_are_empty_when_the_number_belongs_to_another_process() {
+    fn remains_are_empty_when_the_pid_was_reused() {
         let left = process(HIGH + 12, 1, HIGH + 10, HIGH + 10);
         let below = process(HIGH + 14, HIGH + 12, HIGH + 14, HIGH + 14);
         let remains = roots(HIGH + 10, TreeScope::Remains);
@@ -270,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn several_leaders_are_one_tree_and_a_number_in_other_hands_spoils_only_its_own() {
+    fn a_reused_pid_of_one_leader_does_not_affect_the_other_leaders() {
         let pid = |number| Pid::from_raw(number).expect("test pids are not zero");
         let both = TreeRoots::of(&[(pid(HIGH + 10), TreeScope::Whole), (pid(HIGH + 20), TreeScope::Remains)]);
         let all = [
@@ -284,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn orphan_of_a_killed_member_is_known_by_its_session() {
+    fn orphan_of_a_killed_member_is_found_by_its_session() {
         let mut roots = roots(HIGH + 10, TreeScope::Whole);
         let daemon = process(HIGH + 11, HIGH + 10, HIGH + 11, HIGH + 11);
         roots.add_sessions_of(&[daemon, process(HIGH + 12, HIGH + 11, HIGH + 12, 77)]);

@@ -92,6 +92,7 @@ pub enum ReadStep<'a> {
 }
 
 enum SegmentBody {
+    /// The owner of a mapping. Call `(**owner).as_ref()`: without `**`, that is `Arc::as_ref`.
     Memory(Arc<dyn AsRef<MappedSegment> + Send + Sync>),
     Disk(Option<Arc<LoadedSegment>>),
 }
@@ -196,8 +197,8 @@ impl SegmentChain {
             return;
         };
         if let Some(entry) = self.entries.remove(index) {
-            let base = (entry.info.base_seq, entry.info.base_offset);
-            self.forget_below(base.0, base.1);
+            // The end of a disk segment is unknown while it is not loaded, but its start is known.
+            self.forget_below(entry.info.base_seq, entry.info.base_offset);
             if let Some((seq, offset)) = entry.end() {
                 self.forget_below(seq, offset);
             }
@@ -284,6 +285,7 @@ impl SegmentChain {
     ///
     /// Returns `None` if there is no such gap, or if the search reaches a disk segment that is not loaded.
     pub fn before_gap(&self, cursor: Cursor, seq: u64) -> Option<Cursor> {
+        // Avoid the search if the event after `seq` is not in a gap.
         if !matches!(self.read(&mut Cursor::after(seq)), ReadStep::Gap { .. }) {
             return None;
         }
@@ -312,7 +314,7 @@ impl SegmentChain {
     /// known.
     fn seek<'a>(&'a self, cursor: &mut Cursor) -> SeekStep<'a> {
         let Some(mut index) = self.index_of(cursor) else {
-            return self.after_last(cursor, 0);
+            return self.hole_or_end(cursor, 0);
         };
         loop {
             let entry = &self.entries[index];
@@ -320,7 +322,7 @@ impl SegmentChain {
             let Some(region) = entry.records() else {
                 return SeekStep::NeedsLoad(id);
             };
-            let whole = match self.walk(cursor, index, region) {
+            let is_intact = match self.walk(cursor, index, region) {
                 Ok(Some((found, record))) => return SeekStep::Record(found, record),
                 Ok(None) => true,
                 Err(MalformedRecord) => false,
@@ -328,14 +330,15 @@ impl SegmentChain {
             index += 1;
             match self.entries.get(index) {
                 Some(next) if next.info.base_seq <= cursor.next_seq => {}
-                None if !whole && self.gone.0 <= cursor.next_seq => return SeekStep::Damaged(id),
-                Some(_) | None => return self.after_last(cursor, index),
+                // If events after this segment are known to be gone, the rest of it belongs to their gap.
+                None if !is_intact && self.gone.0 <= cursor.next_seq => return SeekStep::Damaged(id),
+                Some(_) | None => return self.hole_or_end(cursor, index),
             }
         }
     }
 
-    /// The result for a cursor that is before the base of entry `index`, or after the last entry.
-    fn after_last<'a>(&self, cursor: &Cursor, index: usize) -> SeekStep<'a> {
+    /// The result for a cursor that is between two entries: before the base of entry `index`, or after the last entry.
+    fn hole_or_end<'a>(&self, cursor: &Cursor, index: usize) -> SeekStep<'a> {
         let (seq, offset) = match self.entries.get(index) {
             Some(next) => (next.info.base_seq, next.info.base_offset),
             None => self.gone,

@@ -62,7 +62,7 @@ struct ControlSlot {
     max_rss_bytes: AtomicU64,
     blocked: AtomicU32,
     /// The flags of `Exit`. Zero from an older holder that does not set them.
-    hit: AtomicU32,
+    exit_flags: AtomicU32,
     pad: [u32; 4],
 }
 
@@ -82,7 +82,7 @@ pub struct LogStatus {
     pub released_offset: u64,
     /// Output bytes of the whole log, including dropped ones.
     pub written: u64,
-    /// Output bytes dropped by policy.
+    /// Output bytes that the holder dropped to stay within the limits of the log.
     pub dropped: u64,
     /// Sequence number and content of the exit event.
     pub exited: Option<(u64, Exit)>,
@@ -201,7 +201,8 @@ impl ControlBlock {
         wake::notify(&shared.waiting, dirty, slot % 64, &header.waiting)
     }
 
-    /// Resets `slot` for a new log. The reader of the old log must be gone.
+    /// Resets `slot` for a new log. The reader of the old log must be gone. The fields of the exit keep their old
+    /// values: readers ignore them while `exited_seq` is zero.
     pub fn reset_slot(&self, slot: u32) {
         let Some(shared) = self.slot(slot) else {
             return;
@@ -257,7 +258,7 @@ impl ControlBlock {
         shared.signal.store(signal, Ordering::Relaxed);
         let cause = u32::from(exit.cause.to_byte());
         shared.cause.store(cause, Ordering::Relaxed);
-        shared.hit.store(u32::from(exit.flags()), Ordering::Relaxed);
+        shared.exit_flags.store(u32::from(exit.flags()), Ordering::Relaxed);
         shared.user_ms.store(exit.user_ms, Ordering::Relaxed);
         shared.system_ms.store(exit.system_ms, Ordering::Relaxed);
         let max_rss = exit.max_rss_bytes;
@@ -318,8 +319,8 @@ impl ControlSlot {
             user_ms: self.user_ms.load(Ordering::Relaxed),
             system_ms: self.system_ms.load(Ordering::Relaxed),
             max_rss_bytes: self.max_rss_bytes.load(Ordering::Relaxed),
-            hit: byte(&self.hit).map_or_else(LimitsHit::default, LimitsHit::from_byte),
-            is_denied: byte(&self.hit).is_some_and(Exit::is_denied_in),
+            hit: byte(&self.exit_flags).map_or_else(LimitsHit::default, LimitsHit::from_byte),
+            is_denied: byte(&self.exit_flags).is_some_and(Exit::is_denied_in),
         }
     }
 }

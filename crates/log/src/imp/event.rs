@@ -223,7 +223,7 @@ pub enum LogEvent<'a> {
     Closed {
         /// Output bytes of the whole log, including dropped ones.
         written: u64,
-        /// Output bytes that were dropped by policy so far.
+        /// Output bytes that the holder dropped to stay within the limits of the log.
         dropped: u64,
     },
 }

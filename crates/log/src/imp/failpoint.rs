@@ -21,5 +21,5 @@ pub fn step(name: &'static str) {
 /// Sets the function that is called at every step. Can be called once per process.
 #[cfg(feature = "failpoints")]
 pub fn install(hook: fn(&'static str)) {
-    HOOK.set(hook).expect("one hook a process");
+    HOOK.set(hook).expect("a failpoint hook is installed only once");
 }

@@ -3,7 +3,8 @@
 //! ```text
 //! segment  0 magic u64 | 8 layout u32 | 12 slot u32 | 16 id u64 | 24 base_seq u64 | 32 base_offset u64
 //!          40 commit u32 | 44 sealed u32 | 48 output u32 | 52 records u32 | 56 crc u32 | 60 zero u32 | 64 records
-//! record   0 len u32 | 4 kind u8 | 5 stream u8 | 6 zero u16 | 8 crc u32 | 12 zero u32 | 16 seq u64 | 24 payload, to a multiple of 8
+//! record   0 len u32 | 4 kind u8 | 5 stream u8 | 6 zero u16 | 8 crc u32 | 12 zero u32 | 16 seq u64
+//!          24 payload, padded to a multiple of 8
 //! ```
 //!
 //! `commit` counts the bytes in use, including the header. `output` and `records` count the output bytes and records
@@ -41,6 +42,7 @@ const CRC_AT: usize = 8;
 /// Bytes that output leaves free at the end of each segment. They guarantee that the exit and close events fit into the
 /// current segment, even if memory, fds or quotas are exhausted.
 pub(crate) const END_BYTES: usize = 2 * RECORD_HEADER + event::EXIT_BYTES + event::CLOSED_BYTES;
+// Otherwise the padding of the last output record could take some of these bytes.
 const _: () = assert!(END_BYTES.is_multiple_of(8));
 
 pub(crate) const KIND_OUTPUT: u8 = 1;
@@ -70,7 +72,7 @@ impl RecordHeader {
 
     pub(crate) fn decode(raw: &[u8; RECORD_HEADER]) -> Option<Self> {
         let header =
-            Self { len: word(raw, 0), kind: raw[4], stream: raw[5], crc: word(raw, CRC_AT), seq: double(raw, 16) };
+            Self { len: u32_at(raw, 0), kind: raw[4], stream: raw[5], crc: u32_at(raw, CRC_AT), seq: u64_at(raw, 16) };
         // Reject nonzero reserved bytes: they come from a newer layout, which this code cannot interpret.
         (raw[6..8] == [0; 2] && raw[12..16] == [0; 4]).then_some(header)
     }
@@ -134,7 +136,7 @@ pub(crate) fn record_at(region: &[u8], pos: usize) -> Result<Option<FoundRecord<
     Ok(Some(FoundRecord { header, payload, end }))
 }
 
-/// Bytes that a record takes whose payload has `len` bytes, including header and padding.
+/// Size of a record with a payload of `len` bytes, including header and padding.
 pub(crate) const fn record_bytes(len: usize) -> usize {
     RECORD_HEADER + len.next_multiple_of(8)
 }
@@ -152,7 +154,7 @@ pub(crate) struct SegmentHeader {
 }
 
 impl SegmentHeader {
-    /// The description of a segment on disk with this header.
+    /// The description of a segment on disk with this header. Nothing is appended to a file, so it counts as sealed.
     pub(crate) fn info(&self) -> SegmentInfo {
         SegmentInfo {
             id: self.id,
@@ -187,22 +189,22 @@ impl SegmentHeader {
     }
 
     pub(crate) fn decode_with_checksum(raw: &[u8; SEGMENT_HEADER]) -> Result<Self, RecoverError> {
-        if double(raw, 0) != SEGMENT_MAGIC {
+        if u64_at(raw, 0) != SEGMENT_MAGIC {
             return Err(RecoverError::Magic);
         }
-        let layout = word(raw, 8);
+        let layout = u32_at(raw, 8);
         if layout != LAYOUT {
             return Err(RecoverError::Layout { expected: LAYOUT, found: layout });
         }
         let header = Self {
-            slot: word(raw, 12),
-            id: double(raw, 16),
-            base_seq: double(raw, 24),
-            base_offset: double(raw, 32),
-            commit: word(raw, 40),
-            sealed: word(raw, 44),
-            output: word(raw, 48),
-            records: word(raw, 52),
+            slot: u32_at(raw, 12),
+            id: u64_at(raw, 16),
+            base_seq: u64_at(raw, 24),
+            base_offset: u64_at(raw, 32),
+            commit: u32_at(raw, 40),
+            sealed: u32_at(raw, 44),
+            output: u32_at(raw, 48),
+            records: u32_at(raw, 52),
         };
         if header.encode_with_checksum() != *raw {
             return Err(RecoverError::Header);
@@ -222,13 +224,13 @@ pub(crate) fn set_checksums(region: &mut [u8]) {
     }
 }
 
-fn word(raw: &[u8], at: usize) -> u32 {
+fn u32_at(raw: &[u8], at: usize) -> u32 {
     let mut out = [0; 4];
     out.copy_from_slice(&raw[at..at + 4]);
     u32::from_le_bytes(out)
 }
 
-fn double(raw: &[u8], at: usize) -> u64 {
+fn u64_at(raw: &[u8], at: usize) -> u64 {
     let mut out = [0; 8];
     out.copy_from_slice(&raw[at..at + 8]);
     u64::from_le_bytes(out)

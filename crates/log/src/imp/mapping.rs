@@ -78,7 +78,7 @@ impl MappedSegment {
         SharedSegmentHeader::of(&self.map).slot.load(Ordering::Relaxed)
     }
 
-    /// The committed records. An invalid `commit` yields fewer bytes, but never more than the mapping has.
+    /// The committed records. The other process can store any `commit`, so the value is limited to the mapping.
     pub(crate) fn records(&self) -> &[u8] {
         let header = SharedSegmentHeader::of(&self.map);
         let commit = header.commit.load(Ordering::Acquire) as usize;
@@ -105,7 +105,8 @@ impl MappedSegment {
     }
 }
 
-/// [`SegmentChain::push_memory`](super::SegmentChain::push_memory) takes any owner of a mapping, including a plain one.
+/// [`SegmentChain::push_memory`](super::SegmentChain::push_memory) takes any owner of a mapping. With this, a mapping
+/// can be its own owner.
 impl AsRef<Self> for MappedSegment {
     fn as_ref(&self) -> &Self {
         self

@@ -138,9 +138,11 @@ impl RecoveredLog {
         self.next_seq = first.info.base_seq;
         self.end_offset = first.info.base_offset;
         for extent in found {
+            // Events are missing before this segment.
             if extent.info.base_seq != self.next_seq || extent.info.base_offset != self.end_offset {
                 break;
             }
+            // This segment has no intact record.
             if extent.next_seq == extent.info.base_seq {
                 break;
             }
@@ -148,9 +150,9 @@ impl RecoveredLog {
             self.next_seq = extent.next_seq;
             self.end_offset = extent.end_offset;
         }
-        let end = |of: fn(&SegmentExtent) -> u64| found.iter().map(of).max().unwrap_or(0);
-        self.torn_records = end(|extent| extent.written_seq).saturating_sub(self.next_seq);
-        self.torn_bytes = end(|extent| extent.written_offset).saturating_sub(self.end_offset);
+        let highest = |of: fn(&SegmentExtent) -> u64| found.iter().map(of).max().unwrap_or(0);
+        self.torn_records = highest(|extent| extent.written_seq).saturating_sub(self.next_seq);
+        self.torn_bytes = highest(|extent| extent.written_offset).saturating_sub(self.end_offset);
     }
 }
 
@@ -158,6 +160,6 @@ fn id_of(name: &[u8], slot: u32) -> Option<u64> {
     let name = std::str::from_utf8(name).ok()?;
     let (file_slot, id) = name.strip_suffix(".seg")?.split_once('-')?;
     let id = id.parse().ok()?;
-    // Compare the whole name: `+1` and `01` also parse, but belong to another file name.
+    // Compare the whole name: `+1` and `01` also parse, but are not names that `disk_name` makes.
     (file_slot.parse() == Ok(slot) && disk_name(slot, id) == name).then_some(id)
 }

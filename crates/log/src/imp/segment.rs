@@ -16,16 +16,17 @@ use super::{
     memory::{MemoryMap, WriteAccess},
 };
 
-/// Bounds of the free memory in the pool, in whole segments. Four are enough for the hand-over between one full log and
-/// its reader. Many logs return more segments at a time.
+/// Bounds of the free memory in the pool, in whole segments. The lower bound is enough for the hand-over between one
+/// full log and its reader. With many logs, more segments are returned at a time.
 const POOL_LEAST: usize = 4;
 const POOL_MOST: usize = 16;
 
-/// Divisor: the free memory in the pool may be this fraction of the segments in use (one half).
+/// Divisor: within the bounds above, the free memory in the pool may be this fraction (one half) of the memory that is
+/// lent to readers.
 const POOL_SHARE: usize = 2;
 
-/// Maximum number of free segments in the pool. When there are many, most belonged to short processes with little
-/// output and have only a page or two in memory.
+/// Maximum number of free segments in the pool. It can be above `POOL_MOST`, because most segments of short processes
+/// have only a page or two in memory.
 const POOL_MAX: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,12 +70,13 @@ pub struct Segment {
     id: u64,
     base_seq: u64,
     base_offset: u64,
+    /// Bytes in use, including the header.
     used: usize,
     records: u32,
     output: u32,
     sealed: bool,
-    /// Highest byte that was ever in use, also by earlier segments in the same memfd. Up to here the memfd has pages in
-    /// memory.
+    /// Highest value that `used` ever had, also for earlier segments in the same memfd. Up to here the memfd has pages
+    /// in memory.
     touched: usize,
 }
 
@@ -232,8 +234,8 @@ impl Segment {
         shared.output.store(self.output, Ordering::Relaxed);
         shared.records.store(self.records, Ordering::Relaxed);
         let commit = u32::try_from(end).expect("a segment is 1 MiB");
-        // Publishes the record: its bytes and the counters above are stored before.
         failpoint::step("commit");
+        // Publishes the record: its bytes and the counters above are stored before.
         shared.commit.store(commit, Ordering::Release);
         header.seq
     }
@@ -277,6 +279,7 @@ impl std::fmt::Debug for Segment {
 #[derive(Debug, Default)]
 pub struct SegmentPool {
     free: Vec<Segment>,
+    /// Number of memfds created so far.
     made: u32,
 }
 
@@ -290,13 +293,13 @@ impl SegmentPool {
         !self.free.is_empty()
     }
 
-    /// Takes back a segment that all readers have returned. `in_use` is the number of segments that are in use.
+    /// Takes back a segment that all readers have returned. `lent` is the number of segments that are lent to readers.
     ///
     /// If the pool is full, the memory is freed and the segment's id is returned, so that the caller can tell readers
     /// to unmap it.
-    pub fn recycle(&mut self, segment: Segment, in_use: usize) -> Option<u64> {
+    pub fn recycle(&mut self, segment: Segment, lent: usize) -> Option<u64> {
         let touched: usize = self.free.iter().map(|free| free.touched).sum();
-        let most = (in_use / POOL_SHARE).clamp(POOL_LEAST, POOL_MOST) * SEGMENT_BYTES;
+        let most = (lent / POOL_SHARE).clamp(POOL_LEAST, POOL_MOST) * SEGMENT_BYTES;
         if self.free.len() < POOL_MAX && touched + segment.touched <= most {
             self.free.push(segment);
             return None;

@@ -53,6 +53,7 @@ pub struct DroppedSegment {
     pub location: SegmentLocation,
     /// The memory, if it was in memory. Reuse it after all readers have returned it.
     pub segment: Option<Segment>,
+    /// Output bytes in the segment.
     pub bytes: u64,
 }
 
@@ -60,8 +61,10 @@ pub struct DroppedSegment {
 /// disk.
 struct RetainedSegment {
     info: SegmentInfo,
+    /// `None` if the segment is on disk.
     memory: Option<Segment>,
     last_seq: u64,
+    /// Output bytes in the segment.
     output: u64,
 }
 
@@ -76,7 +79,9 @@ pub struct LogWriter {
     released_seq: u64,
     released_offset: u64,
     segments: VecDeque<RetainedSegment>,
+    /// New segments that `take_fresh` has not returned yet.
     fresh: VecDeque<SegmentInfo>,
+    /// Number of `segments` in memory.
     in_memory: usize,
 }
 
@@ -105,7 +110,7 @@ impl LogWriter {
         // A segment ends where the next one begins, and the last one at the end of the log.
         let ends = recovered.segments.iter().skip(1).map(|next| (next.base_seq, next.base_offset));
         let ends = ends.chain([(recovered.next_seq, recovered.end_offset)]);
-        let held = |(info, (end_seq, end_offset)): (&SegmentInfo, (u64, u64))| RetainedSegment {
+        let retained = |(info, (end_seq, end_offset)): (&SegmentInfo, (u64, u64))| RetainedSegment {
             info: *info,
             memory: None,
             last_seq: end_seq.saturating_sub(1),
@@ -118,10 +123,11 @@ impl LogWriter {
             dropped: status.dropped,
             released_seq: status.released_seq,
             released_offset: status.released_offset,
-            segments: recovered.segments.iter().zip(ends).map(held).collect(),
+            segments: recovered.segments.iter().zip(ends).map(retained).collect(),
             fresh: VecDeque::new(),
             in_memory: 0,
         };
+        // Files of the first segments may be gone (see `is_whole`), so `first_seq` comes from the first segment found.
         control.restore_slot(slot, &LogStatus { first_seq: writer.first_seq(), ..*status });
         Some(writer)
     }
@@ -134,6 +140,8 @@ impl LogWriter {
 
     /// Returns space for one output record. Starts a new segment if the current one has too little. Never blocks.
     pub fn room(&mut self, pool: &mut SegmentPool) -> io::Result<RecordRoom<'_>> {
+        // Add the bytes that output leaves free, which `make_room` does not subtract. So the current segment is kept
+        // exactly if `has_room` returns true.
         let fresh = self.make_room(pool, ROOM_MIN + END_BYTES)?;
         let segment = self.current().expect("room was just made");
         let len = segment.output_room();
@@ -194,8 +202,8 @@ impl LogWriter {
 
     /// The recent output of one stream: the part that is in the last two segments and still in memory.
     pub fn recent_output(&self, stream: OutputStream) -> Vec<u8> {
-        let last = self.segments.len().saturating_sub(2);
-        let segments = self.segments.range(last..).filter_map(|held| held.memory.as_ref());
+        let start = self.segments.len().saturating_sub(2);
+        let segments = self.segments.range(start..).filter_map(|held| held.memory.as_ref());
         segments.flat_map(|segment| segment.output(stream.to_byte())).flatten().copied().collect()
     }
 
@@ -214,7 +222,7 @@ impl LogWriter {
         self.fresh.pop_front()
     }
 
-    /// The segment to spill next.
+    /// The oldest sealed segment in memory, which is the one to spill next.
     pub fn oldest_sealed_in_memory(&self) -> Option<&Segment> {
         let mut memory = self.segments.iter().filter_map(|held| held.memory.as_ref());
         memory.find(|segment| segment.is_sealed())
@@ -234,7 +242,7 @@ impl LogWriter {
         Some(memory)
     }
 
-    /// Removes a sealed segment whose events the server has taken.
+    /// Removes a sealed segment after the server has reported that it took all events of it.
     pub fn release(&mut self, control: &ControlBlock, id: u64) -> ReleasedSegment {
         let Some(held) = self.remove_sealed(id) else {
             return ReleasedSegment::Unknown;
@@ -261,7 +269,7 @@ impl LogWriter {
         Some(DroppedSegment { id, location: held.info.location, segment: held.memory, bytes: held.output })
     }
 
-    /// All retained segments, including the current one. Called when the process is forgotten.
+    /// All retained segments, including the current one. Called when the holder forgets the process.
     pub fn into_segments(self) -> impl Iterator<Item = (SegmentInfo, Option<Segment>)> {
         self.segments.into_iter().map(|held| (held.info, held.memory))
     }
@@ -305,7 +313,7 @@ impl LogWriter {
         let Some(held) = self.segments.back_mut() else {
             return;
         };
-        if let Some(segment) = held.memory.as_mut().filter(|held| !held.is_sealed()) {
+        if let Some(segment) = held.memory.as_mut().filter(|segment| !segment.is_sealed()) {
             segment.seal();
             held.info.sealed = true;
             held.last_seq = segment.last_seq();

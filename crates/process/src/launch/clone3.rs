@@ -1,8 +1,10 @@
 //! `clone3` for a child that is created in its cgroup and without our signal handlers.
 //!
-//! Moving a process into a cgroup waits for a lock of the whole host, which takes milliseconds if no process was moved
-//! recently. Creating the process in the cgroup avoids the lock. The C library has no function for `clone3`, hence the
-//! few instructions here: the child starts on its own stack, calls `child_main` and never returns.
+//! Moving a process into a cgroup waits for a lock of the whole host (`cgroup_threadgroup_rwsem`), which takes
+//! milliseconds if no process was moved recently. Creating the process in the cgroup avoids the lock.
+//!
+//! The C library has no function for `clone3`, hence the few instructions here: the child starts on its own stack,
+//! calls `child_main` and never returns.
 
 use std::{
     io,
@@ -26,7 +28,7 @@ const INTO_CGROUP: u64 = 1 << 33;
 
 /// Whether `clone3` is unusable: the kernel does not have it, seccomp hides it, or the kernel kills the new child. This
 /// does not change later.
-static IS_MISSING: AtomicBool = AtomicBool::new(false);
+static IS_UNUSABLE: AtomicBool = AtomicBool::new(false);
 
 /// `struct clone_args` as of Linux 5.7, 88 bytes.
 #[repr(C)]
@@ -52,12 +54,12 @@ pub(super) fn clone_into(
     stack: &ChildStack,
     parent: ParentMode,
 ) -> io::Result<StartedChild> {
-    if IS_MISSING.load(Ordering::Relaxed) {
+    if IS_UNUSABLE.load(Ordering::Relaxed) {
         return Err(io::ErrorKind::Unsupported.into());
     }
     let mut pidfd: c_int = -1;
-    let stop = if parent == ParentMode::Stops { libc::CLONE_VFORK } else { 0 };
-    let flags = libc::CLONE_VM | libc::CLONE_PIDFD | libc::CLONE_CHILD_CLEARTID | stop;
+    let vfork = if parent == ParentMode::Stops { libc::CLONE_VFORK } else { 0 };
+    let flags = libc::CLONE_VM | libc::CLONE_PIDFD | libc::CLONE_CHILD_CLEARTID | vfork;
     let args = CloneArgs {
         flags: u64::from(flags.unsigned_abs()) | CLEAR_SIGHAND | cgroup_dir.map_or(0, |_| INTO_CGROUP),
         pidfd: address(&raw mut pidfd) as u64,
@@ -73,7 +75,7 @@ pub(super) fn clone_into(
     let result = unsafe { clone3(&args, ptr::from_ref(shared).cast_mut().cast()) };
     let Some(pid) = i32::try_from(result).ok().filter(|pid| *pid > 0).and_then(Pid::from_raw) else {
         let errno = i32::try_from(-result).unwrap_or(libc::EIO);
-        IS_MISSING.store(errno == libc::ENOSYS, Ordering::Relaxed);
+        IS_UNUSABLE.fetch_or(errno == libc::ENOSYS, Ordering::Relaxed);
         return Err(io::Error::from_raw_os_error(errno));
     };
     // SAFETY: the kernel created this fd for us in the call that created the child.
@@ -91,7 +93,7 @@ pub(super) fn clone_into(
 /// counter of the child's cgroup with that of our cgroup, instead of reading the same counter twice. They kill the
 /// child if the two differ.
 pub(super) fn disable() {
-    IS_MISSING.store(true, Ordering::Relaxed);
+    IS_UNUSABLE.store(true, Ordering::Relaxed);
 }
 
 /// The system call. Returns the child's pid or a negative errno.
