@@ -20,6 +20,7 @@ use rustix::{
 use super::lean_connection;
 use crate::prelude::*;
 use exec_server_harness::{environment::OwnedChild, records};
+use exec_server_workspace::processes::first_line;
 
 /// Buffer size of a plain reader.
 const READ: usize = 64 << 10;
@@ -229,9 +230,8 @@ impl EchoServer {
     pub(super) fn start(setting: &BenchSetting<'_>) -> Result<Self> {
         let child = Command::new(&setting.echo).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let mut child = OwnedChild(child);
-        let mut url = String::new();
-        BufReader::new(child.stdout.take().context("standard output is a pipe")?).read_line(&mut url)?;
-        Ok(Self { _child: child, url: url.trim_end().to_owned() })
+        let url = first_line(&mut child)?;
+        Ok(Self { _child: child, url })
     }
 }
 
