@@ -134,7 +134,7 @@ pub(super) fn pipes(count: u64, bytes: u64) -> Result<f64> {
 /// A program on a terminal, from the master side.
 pub(super) struct TerminalProgram {
     _child: OwnedChild,
-    master: OwnedFd,
+    pub(super) master: OwnedFd,
 }
 
 impl TerminalProgram {
@@ -163,19 +163,10 @@ impl TerminalProgram {
         Ok(bytes as f64 / 1e6 / begun.elapsed().as_secs_f64())
     }
 
-    pub(super) fn master(&self) -> &OwnedFd {
-        &self.master
-    }
-
     /// Microseconds until a byte is back.
     pub(super) fn echo(&self, byte: u8) -> Result<f64> {
-        echo(&self.master, &self.master, byte)
+        exchange(&self.master, &self.master, byte, &[byte])
     }
-}
-
-/// Microseconds until a written byte is read back.
-fn echo(writer: impl AsFd, reader: impl AsFd, byte: u8) -> Result<f64> {
-    exchange(writer, reader, byte, &[byte])
 }
 
 /// Microseconds until the expected answer to a byte has been read.
@@ -215,8 +206,9 @@ impl EchoProgram {
         Ok(cat)
     }
 
+    /// Microseconds until a byte is back.
     pub(super) fn echo(&self, byte: u8) -> Result<f64> {
-        echo(&self.stdin, &self.stdout, byte)
+        exchange(&self.stdin, &self.stdout, byte, &[byte])
     }
 }
 

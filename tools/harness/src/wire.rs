@@ -333,9 +333,7 @@ fn decode(text: &str) -> Result<ServerMessage, CallError> {
 }
 
 fn outcome(result: Option<Value>, error: Option<Value>) -> Result<Value, CallError> {
-    let Some(error) = error else {
-        return Ok(result.unwrap_or(Value::Null));
-    };
+    let Some(error) = error else { return Ok(result.unwrap_or_default()) };
     Err(CallError::Refused {
         code: error["code"].as_i64().unwrap_or_default(),
         kind: error["data"]["kind"].as_str().unwrap_or_default().to_owned(),
