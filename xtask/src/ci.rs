@@ -7,7 +7,6 @@ use std::{
     fs,
     io::{self, Seek as _, SeekFrom},
     os::unix::fs::PermissionsExt as _,
-    path::Path,
     process::Command,
     time::Instant,
 };
@@ -55,31 +54,24 @@ pub(super) fn run(options: &CiOptions) -> Result<()> {
     }
     let begun = Instant::now();
     let all = options.only.is_empty();
+    let is_chosen = |name: &str| match all {
+        true => !BESIDE_TESTS.contains(&name),
+        false => options.only.iter().any(|only| only == name),
+    };
     let mut times = Vec::new();
-    for (name, step) in STEPS {
-        let is_chosen = if all { !BESIDE_TESTS.contains(name) } else { options.only.iter().any(|only| only == name) };
-        if !is_chosen {
-            continue;
-        }
+    let outcome = STEPS.iter().filter(|(name, _)| is_chosen(name)).try_for_each(|(name, step)| {
         println!("== {name}");
         let step_begun = Instant::now();
         let outcome = if all && *name == "test" { test_beside_others() } else { step() };
-        times.push((*name, step_begun.elapsed().as_secs_f64()));
-        if let Err(error) = outcome {
-            print_times(&times, begun);
-            return Err(error.context(format!("step `{name}`")));
-        }
-    }
-    print_times(&times, begun);
-    Ok(())
-}
-
-fn print_times(times: &[(&str, f64)], begun: Instant) {
+        times.push((name, step_begun.elapsed().as_secs_f64()));
+        outcome.with_context(|| format!("step `{name}`"))
+    });
     println!("== seconds");
     for (name, seconds) in times {
         println!("{seconds:>8.1}  {name}");
     }
     println!("{:>8.1}  in all", begun.elapsed().as_secs_f64());
+    outcome
 }
 
 /// Runs the tests, and beside them, at the lowest priority, the steps that can wait for a free core. Both are processes of their own: the
@@ -129,7 +121,8 @@ fn test() -> Result<()> {
     // It replaces the system's temporary directory, in which every user may create files.
     fs::set_permissions(temporary.path(), fs::Permissions::from_mode(0o1777))?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-    let mut tests = in_folder(&["test", "--workspace"], temporary.path());
+    let mut tests = cargo::cargo(&["test", "--workspace"]);
+    tests.envs(["TMPDIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"].map(|name| (name, temporary.path())));
     // More threads than CPUs: most tests wait for a process or a socket most of the time.
     let tests = run_and_reap(tests.env("RUST_TEST_THREADS", "4"));
     let left = nothing_left(temporary.path());
@@ -161,15 +154,6 @@ fn features() -> Result<()> {
     // A client without an embedded server and without TLS.
     let bare = ["-p", "exec-server-client", "--no-default-features", "--lib"];
     cargo::check(cargo::cargo(&["clippy"]).args(bare).args(["--", "-D", "warnings"]))
-}
-
-/// A cargo command whose temporary files and state are in one directory.
-fn in_folder(args: &[&str], folder: &Path) -> Command {
-    let mut command = cargo::cargo(args);
-    for name in ["TMPDIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"] {
-        command.env(name, folder);
-    }
-    command
 }
 
 /// Tests the wake-up protocol of the log under every interleaving. Uses a separate target directory, because the flag rebuilds everything.

@@ -41,35 +41,21 @@ pub(super) fn simulate(options: &SimOptions) -> Result<()> {
     check(&mut command)
 }
 
-/// A program of the folder `tools`.
-#[derive(Clone, Copy)]
-pub(super) enum Tool {
-    Faults,
-    Benchmark,
-    Interop,
-}
-
-impl Tool {
-    /// Builds and runs the tool; returns its exit code. It runs in a release build, because the load generator and the oracle must be
-    /// faster than the server. With the hidden argument `--as-built`, it runs as `cargo xtask ci` has built it, and builds nothing.
-    pub(super) fn start(self, arguments: &[OsString]) -> Result<ExitCode> {
-        let name = match self {
-            Self::Faults => "faults",
-            Self::Benchmark => "benchmark",
-            Self::Interop => "interop",
-        };
-        let has = |names: &[&str]| arguments.iter().any(|argument| names.iter().any(|name| argument == name));
-        let mut command = if has(&["--as-built"]) {
-            built_tool(name)
-        } else {
-            // To print a list or the help, a release build is not worth its time.
-            let release = !has(&["--list", "--help", "-h"]);
-            let mut command = cargo(&["run", "--quiet", "-p", &format!("exec-server-{name}")]);
-            command.args(profile(release)).arg("--");
-            command
-        };
-        command.args(arguments.iter().filter(|argument| *argument != "--as-built"));
-        let status = command.status().with_context(|| format!("start `{command:?}`"))?;
-        Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
-    }
+/// Builds and runs a program of the folder `tools`; returns its exit code. It runs in a release build, because the load generator and the
+/// oracle must be faster than the server. With the hidden argument `--as-built`, it runs as `cargo xtask ci` has built it, and builds
+/// nothing.
+pub(super) fn start_tool(name: &str, arguments: &[OsString]) -> Result<ExitCode> {
+    let has = |names: &[&str]| arguments.iter().any(|argument| names.iter().any(|name| argument == name));
+    let mut command = if has(&["--as-built"]) {
+        built_tool(name)
+    } else {
+        // To print a list or the help, a release build is not worth its time.
+        let release = !has(&["--list", "--help", "-h"]);
+        let mut command = cargo(&["run", "--quiet", "-p", &format!("exec-server-{name}")]);
+        command.args(profile(release)).arg("--");
+        command
+    };
+    command.args(arguments.iter().filter(|argument| *argument != "--as-built"));
+    let status = command.status().with_context(|| format!("start `{command:?}`"))?;
+    Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
 }

@@ -18,10 +18,10 @@ mod third_party;
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader, Write as _},
+    io::Write as _,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -29,7 +29,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 
-use exec_server_workspace::{cargo, processes};
+use exec_server_workspace::{cargo, packages, processes};
 
 /// The version of this crate and, through the workspace, of the program.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -64,14 +64,8 @@ pub(super) fn run(options: &DistOptions) -> Result<()> {
     let release = !options.as_built;
     let host = rustc(&["-vV"])?;
     let host = host.lines().find_map(|line| line.strip_prefix("host: ")).context("`rustc -vV` names no host")?;
-    let target = match &options.target {
-        Some(target) => target.clone(),
-        None => default_target(host)?,
-    };
-    let out = match &options.out {
-        Some(out) => std::path::absolute(out)?,
-        None => cargo::target_dir().join("dist"),
-    };
+    let target = options.target.clone().map_or_else(|| default_target(host), Ok)?;
+    let out = std::path::absolute(options.out.clone().unwrap_or_else(|| cargo::target_dir().join("dist")))?;
     ensure_ours(&out)?;
     let program = build(&target, host, release)?;
     ensure_static(&fs::read(&program)?).with_context(|| format!("check `{}`", program.display()))?;
@@ -117,9 +111,7 @@ fn default_target(host: &str) -> Result<String> {
     let musl = format!("{architecture}-unknown-linux-musl");
     let library = Path::new(rustc(&["--print", "sysroot"])?.trim_end()).join("lib/rustlib").join(&musl).join("lib");
     let compilers = [format!("{architecture}-linux-musl-gcc"), "musl-gcc".to_owned()];
-    let search = std::env::var_os("PATH").unwrap_or_default();
-    let has_compiler =
-        std::env::split_paths(&search).any(|folder| compilers.iter().any(|name| folder.join(name).is_file()));
+    let has_compiler = compilers.iter().any(|name| packages::find(name).is_some());
     Ok(if library.is_dir() && has_compiler { musl } else { host.to_owned() })
 }
 
@@ -204,13 +196,9 @@ fn said(program: &Path, args: &[&str]) -> Result<Vec<u8>> {
 
 fn stdout_of(command: &mut Command) -> Result<Vec<u8>> {
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("start `{command:?}`"))?;
-    Ok(successful(output).with_context(|| format!("`{command:?}`"))?.stdout)
-}
-
-fn successful(output: Output) -> Result<Output> {
     let error = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "it ended with {}: {}", output.status, error.trim_end());
-    Ok(output)
+    ensure!(output.status.success(), "`{command:?}` ended with {}: {}", output.status, error.trim_end());
+    Ok(output.stdout)
 }
 
 fn write(path: &Path, content: &[u8]) -> Result<()> {
@@ -226,20 +214,14 @@ fn copy(from: &Path, to: &Path, mode: u32) -> Result<()> {
 
 /// Files below a directory as relative paths, sorted.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
-    fn collect(folder: &Path, below: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
-        for entry in fs::read_dir(folder.join(below))? {
+    let (mut found, mut open) = (Vec::new(), vec![PathBuf::new()]);
+    while let Some(below) = open.pop() {
+        for entry in fs::read_dir(folder.join(&below))? {
             let entry = entry?;
-            let path = below.join(entry.file_name());
-            if entry.file_type()?.is_dir() {
-                collect(folder, &path, found)?;
-            } else {
-                found.push(path);
-            }
+            let to = if entry.file_type()?.is_dir() { &mut open } else { &mut found };
+            to.push(below.join(entry.file_name()));
         }
-        Ok(())
     }
-    let mut found = Vec::new();
-    collect(folder, Path::new(""), &mut found)?;
     found.sort();
     Ok(found)
 }
@@ -257,22 +239,13 @@ fn pack(tree: &Path, to: &Path, date: u64) -> Result<()> {
     let mut tar = Command::new("tar");
     tar.current_dir(parent).env("LC_ALL", "C").arg(format!("--mtime=@{date}"));
     // Set modes as with umask 022, so that the packer's umask has no effect.
-    tar.args([
-        "--sort=name",
-        "--format=ustar",
-        "--owner=0",
-        "--group=0",
-        "--numeric-owner",
-        "--mode=u+rw,go+r,go-w,a+X",
-    ]);
+    tar.args(["--sort=name", "--format=ustar", "--owner=0", "--group=0", "--numeric-owner"]);
+    tar.arg("--mode=u+rw,go+r,go-w,a+X");
     let tar = stdout_of(tar.args(["-cf", "-"]).arg(name))?;
     // Without `-n` the header would contain the time.
-    let mut gzip = Command::new("gzip")
-        .args(["-9", "-n"])
-        .stdin(Stdio::piped())
-        .stdout(fs::File::create(to)?)
-        .spawn()
-        .context("start `gzip`")?;
+    let mut gzip = Command::new("gzip");
+    gzip.args(["-9", "-n"]).stdin(Stdio::piped()).stdout(fs::File::create(to)?);
+    let mut gzip = gzip.spawn().context("start `gzip`")?;
     gzip.stdin.take().context("standard input is a pipe")?.write_all(&tar)?;
     let status = gzip.wait()?;
     ensure!(status.success(), "`gzip` failed: {status}");
@@ -281,13 +254,11 @@ fn pack(tree: &Path, to: &Path, date: u64) -> Result<()> {
 
 /// The time of the commit, in seconds since 1970; `SOURCE_DATE_EPOCH` if the source is not a clone.
 fn commit_date() -> Result<u64> {
-    let date = match std::env::var("SOURCE_DATE_EPOCH") {
-        Ok(date) => date,
-        Err(_) => {
-            let mut git = Command::new("git");
-            let date = stdout_of(git.current_dir(cargo::root()).args(["log", "-1", "--format=%ct"]));
-            String::from_utf8(date.context("find the date of the commit; else set `SOURCE_DATE_EPOCH`")?)?
-        }
+    let date = if let Ok(date) = std::env::var("SOURCE_DATE_EPOCH") {
+        date
+    } else {
+        let date = stdout_of(&mut cargo::command("git", &["log", "-1", "--format=%ct"]));
+        String::from_utf8(date.context("find the date of the commit; else set `SOURCE_DATE_EPOCH`")?)?
     };
     date.trim_end().parse().with_context(|| format!("not a date in seconds: `{}`", date.trim_end()))
 }
@@ -317,9 +288,7 @@ fn check_program(program: &Path) -> Result<()> {
 
 /// Runs a command through a server by the host name `localhost`; returns its output.
 fn run_through(program: &Path, server: &mut Child) -> Result<Vec<u8>> {
-    let mut url = String::new();
-    BufReader::new(server.stdout.take().context("standard output is a pipe")?).read_line(&mut url)?;
-    let url = url.trim_end().replacen("127.0.0.1", "localhost", 1);
+    let url = processes::first_line(server)?.replacen("127.0.0.1", "localhost", 1);
     let mut client = Command::new(program);
     client.args(["run", "-n", "--", "echo", "hello"]).env("EXEC_SERVER_URL", url);
     stdout_of(&mut client).context("run a command through `localhost`")

@@ -10,7 +10,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use exec_server_workspace::cargo;
 
@@ -95,13 +95,10 @@ fn nightly(command: &[&str]) -> Command {
 
 /// The target triple of the nightly toolchain; without one, an error that says how to install it.
 fn host() -> Result<String> {
-    let output = nightly(&["rustc", "-vV"]).output();
-    let text = match output {
-        Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).into_owned(),
-        Ok(_) | Err(_) => {
-            bail!("fuzzing needs a nightly toolchain, and none is installed: rustup toolchain install nightly")
-        }
-    };
+    let output = nightly(&["rustc", "-vV"]).output().ok().filter(|output| output.status.success());
+    let output =
+        output.context("fuzzing needs a nightly toolchain, and none is installed: rustup toolchain install nightly")?;
+    let text = String::from_utf8_lossy(&output.stdout);
     let host = text.lines().find_map(|line| line.strip_prefix("host: "));
     Ok(host.context("`rustc -vV` names no host")?.to_owned())
 }

@@ -24,7 +24,7 @@ use exec_server_workspace::{
 const TOLERANCE: f64 = 5.0;
 
 /// Counting needs Valgrind.
-const NEEDS: &[RequiredPackage] = &[RequiredPackage { program: "valgrind", package: "valgrind" }];
+const NEEDS: &[RequiredPackage] = &[("valgrind", "valgrind")];
 
 /// Options of `cargo xtask guard`.
 #[derive(clap::Args, Default)]
@@ -43,17 +43,6 @@ struct InstructionTable {
     instructions: BTreeMap<String, u64>,
 }
 
-/// The verdict on one count.
-#[derive(Debug, PartialEq, Eq)]
-enum CountVerdict {
-    Within,
-    Above,
-    /// Not in the table.
-    New,
-    /// In the table, but no longer counted.
-    Gone,
-}
-
 pub(super) fn run(options: &GuardOptions) -> Result<()> {
     packages::ensure(NEEDS)?;
     let counted = count(&runner()?)?;
@@ -61,7 +50,7 @@ pub(super) fn run(options: &GuardOptions) -> Result<()> {
     let path = cargo::root().join("bench/instructions.json");
     let made_with = made_with()?;
     if !is_comparable() {
-        print(&counted.iter().map(|(name, count)| (name.clone(), *count, None)).collect::<Vec<_>>());
+        print(&counted, &BTreeMap::new());
         println!("guard: compared with nothing; the table is of x86_64 with AVX2");
         ensure!(!options.update, "the table is not written on this machine");
         return Ok(());
@@ -71,12 +60,7 @@ pub(super) fn run(options: &GuardOptions) -> Result<()> {
         Err(_) if options.update => InstructionTable::default(),
         Err(error) => return Err(error).context("read `bench/instructions.json`"),
     };
-    print(
-        &counted
-            .iter()
-            .map(|(name, count)| (name.clone(), *count, table.instructions.get(name).copied()))
-            .collect::<Vec<_>>(),
-    );
+    print(&counted, &table.instructions);
     if options.update {
         let json = serde_json::to_string_pretty(&InstructionTable { made_with, instructions: counted })?;
         return fs::write(&path, json + "\n").context("write `bench/instructions.json`");
@@ -90,22 +74,7 @@ fn judge(
     counted: &BTreeMap<String, u64>,
     made_with: &BTreeMap<String, String>,
 ) -> Result<()> {
-    let verdicts = verdicts(&table.instructions, counted);
-    let named = |verdict: CountVerdict| {
-        let names = verdicts.iter().filter(|(_, found)| **found == verdict).map(|(name, _)| format!("`{name}`"));
-        names.collect::<Vec<_>>().join(", ")
-    };
-    let mut wrong = Vec::new();
-    for (verdict, what) in [
-        (CountVerdict::Above, format!("more than {TOLERANCE} % above the table")),
-        (CountVerdict::New, "not in the table".to_owned()),
-        (CountVerdict::Gone, "in the table and not counted".to_owned()),
-    ] {
-        let names = named(verdict);
-        if !names.is_empty() {
-            wrong.push(format!("{what}: {names}"));
-        }
-    }
+    let mut wrong = differences(&table.instructions, counted);
     if wrong.is_empty() {
         println!("guard: {} counts, none more than {TOLERANCE} % above the table", counted.len());
         return Ok(());
@@ -121,17 +90,19 @@ fn judge(
     bail!(wrong.join("\n"));
 }
 
-fn verdicts(table: &BTreeMap<String, u64>, counted: &BTreeMap<String, u64>) -> BTreeMap<String, CountVerdict> {
-    let mut verdicts: BTreeMap<_, _> = table.keys().map(|name| (name.clone(), CountVerdict::Gone)).collect();
-    for (name, count) in counted {
-        let verdict = match table.get(name) {
-            None => CountVerdict::New,
-            Some(known) if change(*known, *count) > TOLERANCE => CountVerdict::Above,
-            Some(_) => CountVerdict::Within,
-        };
-        verdicts.insert(name.clone(), verdict);
-    }
-    verdicts
+/// The names of the counts that are too high, new or gone, one line each.
+fn differences(table: &BTreeMap<String, u64>, counted: &BTreeMap<String, u64>) -> Vec<String> {
+    let is_above = |name: &String| table.get(name).is_some_and(|known| change(*known, counted[name]) > TOLERANCE);
+    let names = |counts: &BTreeMap<String, u64>, is_wrong: &dyn Fn(&String) -> bool| {
+        let names = counts.keys().filter(|name| is_wrong(name)).map(|name| format!("`{name}`"));
+        names.collect::<Vec<_>>().join(", ")
+    };
+    let all = [
+        (format!("more than {TOLERANCE} % above the table"), names(counted, &is_above)),
+        ("not in the table".to_owned(), names(counted, &|name| !table.contains_key(name))),
+        ("in the table and not counted".to_owned(), names(table, &|name| !counted.contains_key(name))),
+    ];
+    all.into_iter().filter(|(_, names)| !names.is_empty()).map(|(what, names)| format!("{what}: {names}")).collect()
 }
 
 /// In percent.
@@ -140,11 +111,11 @@ fn change(known: u64, count: u64) -> f64 {
 }
 
 /// One line each: name, instructions, limit, change.
-fn print(rows: &[(String, u64, Option<u64>)]) {
-    let width = rows.iter().map(|(name, ..)| name.len()).max().unwrap_or_default();
+fn print(counted: &BTreeMap<String, u64>, table: &BTreeMap<String, u64>) {
+    let width = counted.keys().map(String::len).max().unwrap_or_default();
     println!("{:<width$} {:>12} {:>12} {:>8}", "", "instructions", "limit", "change");
-    for (name, count, known) in rows {
-        match known {
+    for (name, count) in counted {
+        match table.get(name) {
             Some(known) => {
                 let limit = (*known as f64 * (1.0 + TOLERANCE / 100.0)) as u64;
                 println!("{name:<width$} {count:>12} {limit:>12} {:>+7.2}%", change(*known, *count));
@@ -251,16 +222,12 @@ mod tests {
     fn only_what_rose_by_more_than_the_tolerance_is_above() {
         let table = counts(&[("fell", 1000), ("gone", 1000), ("rose", 1000), ("same", 1000), ("up", 1000)]);
         let counted = counts(&[("fell", 10), ("new", 1), ("rose", 1051), ("same", 1000), ("up", 1050)]);
-        let verdicts: Vec<_> = verdicts(&table, &counted).into_values().collect();
         let expected = [
-            CountVerdict::Within,
-            CountVerdict::Gone,
-            CountVerdict::New,
-            CountVerdict::Above,
-            CountVerdict::Within,
-            CountVerdict::Within,
+            "more than 5 % above the table: `rose`",
+            "not in the table: `new`",
+            "in the table and not counted: `gone`",
         ];
-        assert_eq!(verdicts, expected);
+        assert_eq!(differences(&table, &counted), expected);
     }
 
     #[test]

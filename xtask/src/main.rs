@@ -17,8 +17,7 @@ mod tidy;
 use std::{ffi::OsString, process::ExitCode};
 
 use clap::Parser;
-
-use commands::Tool;
+use exec_server_workspace::exit_code;
 
 /// The project's own commands.
 #[derive(Parser)]
@@ -66,13 +65,7 @@ struct ToolArguments {
 }
 
 fn main() -> ExitCode {
-    match run(Xtask::parse()) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("xtask: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code("xtask", run(Xtask::parse()))
 }
 
 fn run(command: Xtask) -> anyhow::Result<ExitCode> {
@@ -82,9 +75,9 @@ fn run(command: Xtask) -> anyhow::Result<ExitCode> {
         Xtask::Tidy => tidy::run(),
         Xtask::Sim(options) => commands::simulate(&options),
         Xtask::Fuzz(options) => fuzz::run(&options),
-        Xtask::Faults(options) => return Tool::Faults.start(&options.arguments),
-        Xtask::Interop(options) => return Tool::Interop.start(&options.arguments),
-        Xtask::Bench(options) => return Tool::Benchmark.start(&options.arguments),
+        Xtask::Faults(options) => return commands::start_tool("faults", &options.arguments),
+        Xtask::Interop(options) => return commands::start_tool("interop", &options.arguments),
+        Xtask::Bench(options) => return commands::start_tool("benchmark", &options.arguments),
         Xtask::Guard(options) => guard::run(&options),
         Xtask::Dist(options) => dist::run(&options),
         Xtask::Record(options) => record::run(&options),

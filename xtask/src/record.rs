@@ -5,7 +5,6 @@
 //! run.
 
 use std::{
-    fmt::Write as _,
     fs,
     io::{BufRead as _, BufReader},
     net::{SocketAddr, TcpListener},
@@ -18,7 +17,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use exec_server_chaos::{Plan, Proxy};
-use exec_server_workspace::cargo;
+use exec_server_workspace::{cargo, processes::first_line};
 
 /// The file that the README shows.
 const FILE: &str = "docs/assets/cut.svg";
@@ -136,10 +135,9 @@ fn serve(binary: &Path, home: &Path, address: SocketAddr) -> Result<(Child, Stri
     let mut command = Command::new(binary);
     command.args(["serve", "--listen", &format!("ws://{address}"), "--state-dir"]).arg(home.join("state"));
     let mut child = command.current_dir(home).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-    let mut url = String::new();
-    BufReader::new(child.stdout.take().context("stdout is a pipe")?).read_line(&mut url)?;
+    let url = first_line(&mut child)?;
     ensure!(url.starts_with("ws://"), "the server did not start");
-    Ok((child, url.trim_end().to_owned()))
+    Ok((child, url))
 }
 
 /// Draws the lines as a terminal in which each one appears at its time, in a loop.
@@ -154,18 +152,14 @@ fn svg(lines: &[RecordedLine]) -> String {
     let mut body = String::new();
     for (number, line) in lines.iter().enumerate() {
         let percent = 100.0 * line.at.as_secs_f64() / end.as_secs_f64();
-        // Writing to a string cannot fail.
-        writeln!(style, "@keyframes k{number}{{0%{{opacity:0}}{percent:.2}%{{opacity:1}}}}")
-            .expect("write to a string");
+        style += &format!("@keyframes k{number}{{0%{{opacity:0}}{percent:.2}%{{opacity:1}}}}\n");
         let text = line.text.replace('&', "&amp;").replace('<', "&lt;");
-        writeln!(
-            body,
-            "<text class=\"{}\" x=\"{MARGIN}\" y=\"{}\" style=\"animation:k{number} {:.1}s step-end infinite\">{text}</text>",
+        body += &format!(
+            "<text class=\"{}\" x=\"{MARGIN}\" y=\"{}\" style=\"animation:k{number} {:.1}s step-end infinite\">{text}</text>\n",
             line.class,
             MARGIN + number * LINE_HEIGHT + 14,
             end.as_secs_f64(),
-        )
-        .expect("write to a string");
+        );
     }
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 640 {height}\" width=\"640\" height=\"{height}\" role=\"img\">\n\

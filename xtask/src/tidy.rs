@@ -39,9 +39,7 @@ fn broken_rules(root: &Path) -> Result<Vec<String>> {
     for path in files {
         let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
         // Skip files that are not text.
-        let Ok(text) = fs::read_to_string(&path) else {
-            continue;
-        };
+        let Ok(text) = fs::read_to_string(&path) else { continue };
         machine_paths(&name, &text, &mut broken);
         idioms::check(&name, &text, &mut broken);
         if name.ends_with(".md") {

@@ -3,9 +3,9 @@
 
 use std::{
     collections::VecDeque,
-    io::{self, Read, Write},
+    io,
     net::TcpStream,
-    os::unix::net::UnixStream,
+    os::{fd::OwnedFd, unix::net::UnixStream},
     time::{Duration, Instant},
 };
 
@@ -58,47 +58,10 @@ impl Ended {
 
 /// A connection with a deadline on every operation.
 pub struct Client {
-    socket: WebSocket<Socket>,
+    socket: WebSocket<TcpStream>,
     next_id: i64,
     notifications: VecDeque<Value>,
     answers: Vec<Value>,
-}
-
-enum Socket {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
-impl Read for Socket {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Tcp(stream) => stream.read(buf),
-            Self::Unix(stream) => stream.read(buf),
-        }
-    }
-}
-
-impl Write for Socket {
-    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::Tcp(stream) => stream.write(buf),
-            Self::Unix(stream) => stream.write(buf),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Socket {
-    fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
-        let timeout = Some(timeout.max(Duration::from_millis(1)));
-        match self {
-            Self::Tcp(stream) => stream.set_read_timeout(timeout),
-            Self::Unix(stream) => stream.set_read_timeout(timeout),
-        }
-    }
 }
 
 /// A message to a client with the `binary` capability.
@@ -118,13 +81,14 @@ impl Client {
     /// Connects with extra headers.
     pub fn connect_with(url: &str, headers: &[(&'static str, &str)]) -> Result<Self, Error> {
         let (socket, request_url) = if let Some(path) = url.strip_prefix("unix://") {
-            (Socket::Unix(UnixStream::connect(path)?), "ws://localhost/".to_owned())
+            // The type reads, writes and times out in the same way on a socket of any family.
+            (TcpStream::from(OwnedFd::from(UnixStream::connect(path)?)), "ws://localhost/")
         } else {
             let stream = TcpStream::connect(address_of(url))?;
             stream.set_nodelay(true)?;
-            (Socket::Tcp(stream), url.to_owned())
+            (stream, url)
         };
-        socket.set_read_timeout(DEADLINE)?;
+        socket.set_read_timeout(Some(DEADLINE))?;
         let mut request = request_url.into_client_request()?;
         for (name, value) in headers {
             request.headers_mut().append(*name, HeaderValue::from_str(value).expect("a valid header value"));
@@ -297,56 +261,42 @@ impl Client {
 
     /// Collects everything of one process until `process/closed`, without acknowledging; other notifications are kept.
     pub fn collect(&mut self, process_id: &str) -> Ended {
-        let mut ended = Ended::default();
         let mut kept = VecDeque::new();
+        let ended = self.collect_with(process_id, |_, _| {}, |other| kept.push_back(other));
+        kept.append(&mut self.notifications);
+        self.notifications = kept;
+        ended
+    }
+
+    /// Collects a process of the client's own session to its end and acknowledges every chunk. There must be no gap.
+    pub fn collect_acked(&mut self, id: &str) -> Ended {
+        let acknowledge = |client: &mut Self, seq: &Value| client.ack(id, seq.clone());
+        self.collect_with(id, acknowledge, |other| panic!("only output and the end of `{id}` are expected: {other}"))
+    }
+
+    /// Collects one process to its end; hands on the number of each chunk, and what is neither its output nor its end.
+    fn collect_with(&mut self, id: &str, on_chunk: impl Fn(&mut Self, &Value), mut other: impl FnMut(Value)) -> Ended {
+        let mut ended = Ended::default();
         loop {
             let message = self.next_notification();
             let params = &message["params"];
-            if params["processId"] != process_id {
-                kept.push_back(message);
+            if params["processId"] != id {
+                other(message);
                 continue;
             }
             ended.seqs.extend(params["seq"].as_u64());
             match message["method"].as_str() {
                 Some("process/output") => {
-                    let bytes = decode_base64(params["chunk"].as_str().expect("a chunk"));
-                    if params["stream"] == "stderr" {
-                        ended.stderr.extend(bytes);
-                    } else {
-                        ended.stdout.extend(bytes);
-                    }
-                }
-                Some("process/exited") => ended.exited = params.clone(),
-                Some("process/closed") => {
-                    ended.closed = params.clone();
-                    kept.append(&mut self.notifications);
-                    self.notifications = kept;
-                    return ended;
-                }
-                _ => kept.push_back(message),
-            }
-        }
-    }
-
-    /// Collects a process of the client's own session to its end and acknowledges every chunk. There must be no gap.
-    pub fn collect_acked(&mut self, id: &str) -> Ended {
-        let mut ended = Ended::default();
-        loop {
-            let message = self.next_notification();
-            let params = &message["params"];
-            assert_eq!(params["processId"], id, "{message}");
-            ended.seqs.extend(params["seq"].as_u64());
-            match message["method"].as_str() {
-                Some("process/output") => {
-                    ended.stdout.extend(decode_base64(params["chunk"].as_str().expect("a chunk")));
-                    self.notify("process/ack", json!({"processId": id, "seq": params["seq"]}));
+                    let stream = if params["stream"] == "stderr" { &mut ended.stderr } else { &mut ended.stdout };
+                    stream.extend(decoded(&params["chunk"]));
+                    on_chunk(self, &params["seq"]);
                 }
                 Some("process/exited") => ended.exited = params.clone(),
                 Some("process/closed") => {
                     ended.closed = params.clone();
                     return ended;
                 }
-                _ => panic!("only output and the end are expected: {message}"),
+                _ => other(message),
             }
         }
     }
@@ -441,7 +391,7 @@ impl Client {
                 continue;
             }
             assert_eq!(message["method"], "process/output", "the process ended before `{needle}`: {message}");
-            bytes.extend(decode_base64(params["chunk"].as_str().expect("a chunk")));
+            bytes.extend(decoded(&params["chunk"]));
             let text = String::from_utf8_lossy(&bytes);
             if text.contains(needle) {
                 return text.into_owned();
@@ -516,11 +466,8 @@ impl Client {
     fn next_until(&mut self, end: Instant) -> Option<Value> {
         loop {
             match self.read_until(end) {
-                Ok(Message::Text(text)) => {
-                    return Some(serde_json::from_str(&text).expect("the server sends JSON"));
-                }
-                Ok(Message::Binary(bytes)) => {
-                    return Some(serde_json::from_slice(&bytes).expect("the server sends JSON"));
+                Ok(message @ (Message::Text(_) | Message::Binary(_))) => {
+                    return Some(serde_json::from_slice(&message.into_data()).expect("the server sends JSON"));
                 }
                 Ok(Message::Close(frame)) => panic!("the server closed: {frame:?}"),
                 Ok(_) => {}
@@ -532,7 +479,7 @@ impl Client {
 
     fn read_until(&mut self, end: Instant) -> Result<Message, Error> {
         let left = end.saturating_duration_since(Instant::now());
-        self.socket.get_ref().set_read_timeout(left)?;
+        self.socket.get_ref().set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
         self.socket.read()
     }
 }
@@ -540,7 +487,7 @@ impl Client {
 /// The bytes of the chunks in the result of a `process/read`.
 pub fn chunk_bytes(result: &Value) -> Vec<u8> {
     let chunks = result["chunks"].as_array().expect("a read has chunks");
-    chunks.iter().flat_map(|chunk| decode_base64(chunk["chunk"].as_str().expect("a chunk is text"))).collect()
+    chunks.iter().flat_map(|chunk| decoded(&chunk["chunk"])).collect()
 }
 
 /// Asserts that an object has these members with these values; null stands for a missing one, too.

@@ -5,17 +5,15 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::wait_for;
+use crate::{signal, state, wait_for};
 
 /// The live processes whose arguments contain `mark`: server, spawner and holders, which are forks and keep the arguments.
 pub fn marked(mark: &str) -> BTreeSet<u32> {
-    pids()
-        .filter(|pid| {
-            let cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            contains(&cmdline, mark.as_bytes()) && is_alive(*pid)
-        })
-        .filter(|pid| *pid != std::process::id())
-        .collect()
+    let has_mark = |pid: u32| {
+        let cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        cmdline.windows(mark.len()).any(|part| part == mark.as_bytes())
+    };
+    pids().filter(|pid| has_mark(*pid) && is_alive(*pid) && *pid != std::process::id()).collect()
 }
 
 /// The live descendants of `roots`, without `roots` themselves.
@@ -47,7 +45,7 @@ pub fn wait_pid_gone(pid: u32) {
 
 /// Whether the process exists and is not a zombie.
 pub fn is_alive(pid: u32) -> bool {
-    stat_fields(pid).is_some_and(|fields| fields.first().is_some_and(|state| state != "Z" && state != "X"))
+    state(pid).is_some_and(|state| state != "Z" && state != "X")
 }
 
 /// Removes the control groups that killed holders left behind, because no later server does it.
@@ -69,7 +67,7 @@ fn parent(pid: u32) -> Option<u32> {
 }
 
 /// The fields of `/proc/PID/stat` after the command name, which may itself contain blanks and parentheses.
-fn stat_fields(pid: u32) -> Option<Vec<String>> {
+pub(crate) fn stat_fields(pid: u32) -> Option<Vec<String>> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(')')?;
     Some(rest.split_whitespace().map(str::to_owned).collect())
@@ -77,10 +75,6 @@ fn stat_fields(pid: u32) -> Option<Vec<String>> {
 
 fn pids() -> impl Iterator<Item = u32> {
     fs::read_dir("/proc").into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-}
-
-fn contains(haystack: &[u8], needle: &[u8]) -> bool {
-    haystack.windows(needle.len()).any(|part| part == needle)
 }
 
 /// Sends a signal to a process of this test.
@@ -96,8 +90,7 @@ pub fn kill(pid: u32) {
 /// Sends SIGSTOP and waits until the process is stopped.
 pub fn stop(pid: u32) {
     send_signal(pid, Signal::STOP);
-    let is_stopped = || stat_fields(pid).is_some_and(|fields| fields.first().is_some_and(|state| state == "T"));
-    wait_for("a process to stand still", is_stopped);
+    wait_for("a process to stand still", || state(pid).is_some_and(|state| state == "T"));
 }
 
 /// A stopped process. Dropping it sends SIGCONT.
@@ -112,7 +105,7 @@ impl Stopped {
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        kill_process(raw(self.0), Signal::CONT).ok(); // A failed test may have killed it.
+        signal(self.0, Signal::CONT);
     }
 }
 

@@ -10,15 +10,17 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    process::{Pid, Signal},
+    process::Signal,
 };
 
-use crate::wait_for;
+use crate::{
+    processes::{raw, stat_fields},
+    wait_for,
+};
 
 /// Sends a signal to a process that this test started; does nothing if the process has gone.
 pub fn signal(pid: u32, signal: Signal) {
-    let pid = Pid::from_raw(pid.cast_signed()).expect("a process id is not zero");
-    rustix::process::kill_process(pid, signal).ok();
+    rustix::process::kill_process(raw(pid), signal).ok();
 }
 
 /// A program that a test has started. Dropping it kills the program, also when the test fails.
@@ -97,8 +99,7 @@ pub fn end_of(child: &mut Child) -> ExitStatus {
 
 /// The state letter of a process, as in `ps`.
 pub fn state(pid: u32) -> Option<String> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(") ").map(|(_, rest)| rest[..1].to_owned())
+    stat_fields(pid)?.into_iter().next()
 }
 
 /// Reads until the output contains `text`.

@@ -22,7 +22,7 @@ use crate::{
     Client, DEADLINE, address_of,
     params::{modern, with},
     processes::{self, descendants, marked, resident, send_signal, wait_gone},
-    program::end_of,
+    program::{end_of, signal},
     wait_for,
 };
 
@@ -72,12 +72,13 @@ pub fn refused(mut server: Child) -> Output {
 }
 
 /// The options for starting a server.
+#[derive(Default)]
 pub struct Builder {
     listen: Vec<String>,
     args: Vec<String>,
     env: Vec<(String, String)>,
-    kill_on_exit: bool,
-    state_dir: bool,
+    keeps_holders: bool,
+    has_default_state_dir: bool,
     is_nobody: bool,
     before: Option<String>,
     directories: Vec<String>,
@@ -85,10 +86,7 @@ pub struct Builder {
 
 /// A running server. Its state directory is inside `dir` unless the builder changes that. Dropping it ends the server.
 pub struct TestServer {
-    child: Child,
-    urls: Vec<String>,
-    stderr: Arc<Mutex<Vec<u8>>>,
-    stderr_reader: Option<JoinHandle<()>>,
+    started: StartedServer,
     builder: Builder,
     mark: String,
     dir: TempDir,
@@ -126,13 +124,13 @@ impl Builder {
 
     /// Keeps holders alive when the server ends; the harness then kills them itself.
     pub fn keep_holders(mut self) -> Self {
-        self.kill_on_exit = false;
+        self.keeps_holders = true;
         self
     }
 
     /// Passes no `--state-dir`. HOME and the XDG directories still point into the test's private directory.
     pub fn default_state_dir(mut self) -> Self {
-        self.state_dir = false;
+        self.has_default_state_dir = true;
         self
     }
 
@@ -161,8 +159,7 @@ impl Builder {
         for made in &self.directories {
             std::fs::create_dir_all(dir.path().join(made)).expect("make a directory");
         }
-        let StartedServer { child, urls, stderr, reader } = spawn(&self, dir.path(), &mark);
-        TestServer { child, urls, stderr, stderr_reader: Some(reader), builder: self, mark, dir }
+        TestServer { started: spawn(&self, dir.path(), &mark), builder: self, mark, dir }
     }
 
     /// Starts a server that must refuse to start, and returns its output.
@@ -185,10 +182,10 @@ impl Builder {
         for listen in &self.listen {
             command.args(["--listen", &place(listen)]);
         }
-        if self.state_dir {
+        if !self.has_default_state_dir {
             command.arg("--state-dir").arg(dir.join("state"));
         }
-        if self.kill_on_exit {
+        if !self.keeps_holders {
             command.arg("--kill-on-exit");
         }
         command.args(self.args.iter().map(|arg| place(arg)));
@@ -221,7 +218,8 @@ struct StartedServer {
     child: Child,
     urls: Vec<String>,
     stderr: Arc<Mutex<Vec<u8>>>,
-    reader: JoinHandle<()>,
+    /// `None` once it was joined.
+    reader: Option<JoinHandle<()>>,
 }
 
 fn spawn(builder: &Builder, dir: &Path, mark: &str) -> StartedServer {
@@ -248,7 +246,7 @@ fn spawn(builder: &Builder, dir: &Path, mark: &str) -> StartedServer {
         }
         urls.push(line.trim_end().to_owned());
     }
-    StartedServer { child, urls, stderr, reader }
+    StartedServer { child, urls, stderr, reader: Some(reader) }
 }
 
 impl TestServer {
@@ -287,26 +285,17 @@ impl TestServer {
 
     /// A builder with a private state directory and `--kill-on-exit`.
     pub fn builder() -> Builder {
-        Builder {
-            listen: Vec::new(),
-            args: Vec::new(),
-            env: Vec::new(),
-            kill_on_exit: true,
-            state_dir: true,
-            is_nobody: false,
-            before: None,
-            directories: Vec::new(),
-        }
+        Builder::default()
     }
 
     /// The first URL, token included.
     pub fn url(&self) -> &str {
-        &self.urls[0]
+        &self.urls()[0]
     }
 
     /// All URLs in the order of the listeners.
     pub fn urls(&self) -> &[String] {
-        &self.urls
+        &self.started.urls
     }
 
     /// `IP:PORT` of the first WebSocket listener.
@@ -370,7 +359,7 @@ impl TestServer {
     }
 
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.started.child.id()
     }
 
     /// The test's private directory; the state directory is `state` inside it.
@@ -390,7 +379,7 @@ impl TestServer {
 
     /// The server's stderr so far.
     pub fn stderr(&self) -> String {
-        String::from_utf8_lossy(&self.stderr.lock().expect("the reader does not panic")).into_owned()
+        String::from_utf8_lossy(&self.started.stderr.lock().expect("the reader does not panic")).into_owned()
     }
 
     /// The argument by which server, spawner and holders of this test are found.
@@ -404,7 +393,7 @@ impl TestServer {
 
     /// Waits for the end of the server, with a deadline.
     pub fn wait(&mut self) -> ExitStatus {
-        end_of(&mut self.child)
+        end_of(&mut self.started.child)
     }
 
     /// Kills the server with SIGKILL and waits for it; its holders stay alive.
@@ -415,11 +404,11 @@ impl TestServer {
 
     /// Starts a server again with the same state directory, arguments and port.
     pub fn restart(&mut self) {
-        if self.child.try_wait().expect("wait for the server").is_none() {
+        if self.started.child.try_wait().expect("wait for the server").is_none() {
             self.kill();
         }
         // From now on request the port that the kernel chose, so that the URL stays the same.
-        for (listen, url) in self.builder.listen.iter_mut().zip(&self.urls) {
+        for (listen, url) in self.builder.listen.iter_mut().zip(&self.started.urls) {
             if listen.ends_with(":0") {
                 url.split("/?").next().expect("split gives at least one part").clone_into(listen);
             }
@@ -427,9 +416,7 @@ impl TestServer {
         if self.builder.listen.is_empty() {
             self.builder.listen.push(format!("ws://{}", self.address()));
         }
-        let StartedServer { child, urls, stderr, reader } = spawn(&self.builder, self.dir.path(), &self.mark);
-        (self.child, self.urls, self.stderr) = (child, urls, stderr);
-        self.stderr_reader = Some(reader);
+        self.started = spawn(&self.builder, self.dir.path(), &self.mark);
     }
 
     /// Every live process that belongs to this server, itself included.
@@ -477,28 +464,28 @@ impl TestServer {
 impl Drop for TestServer {
     fn drop(&mut self) {
         let all = self.processes();
-        let running = matches!(self.child.try_wait(), Ok(None));
+        let running = matches!(self.started.child.try_wait(), Ok(None));
         if running {
             self.signal(Signal::TERM);
         }
         if thread::panicking() {
             end_by_force(&all);
-            self.child.wait().ok(); // Reap the child; the panic is reported elsewhere.
+            self.started.child.wait().ok(); // Reap the child; the panic is reported elsewhere.
             processes::remove_groups(&self.state_dir().join("sessions"));
             return;
         }
         if running {
             self.wait();
         }
-        if !(running && self.builder.kill_on_exit) {
+        let may_leave = self.builder.keeps_holders || !running;
+        if may_leave {
             end_by_force(&marked(&self.mark));
         }
         wait_gone("server, spawner, holders and children", &all);
-        if let Some(reader) = self.stderr_reader.take() {
+        if let Some(reader) = self.started.reader.take() {
             reader.join().expect("the reader does not panic");
         }
         processes::remove_groups(&self.state_dir().join("sessions"));
-        let may_leave = !self.builder.kill_on_exit || !running;
         assert!(may_leave || self.sessions() == 0, "session directories are left in {}", self.state_dir().display());
     }
 }
@@ -506,6 +493,6 @@ impl Drop for TestServer {
 /// Kills processes that this test started, each by its pid.
 fn end_by_force(pids: &BTreeSet<u32>) {
     for pid in pids.iter().filter(|pid| processes::is_alive(**pid)) {
-        rustix::process::kill_process(processes::raw(*pid), Signal::KILL).ok(); // It may have ended in between.
+        signal(*pid, Signal::KILL);
     }
 }

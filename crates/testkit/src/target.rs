@@ -32,11 +32,16 @@ impl Asked {
 /// A running HTTP server. Dropping it stops the server.
 pub struct Target {
     address: String,
-    asked: Arc<Mutex<Vec<Asked>>>,
-    is_over: Arc<AtomicBool>,
-    /// Its connections, so that those still in use can be closed at the end.
-    streams: Arc<Mutex<Vec<TcpStream>>>,
+    state: Arc<TargetState>,
     thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct TargetState {
+    asked: Mutex<Vec<Asked>>,
+    is_over: AtomicBool,
+    /// Its connections, so that those still in use can be closed at the end.
+    streams: Mutex<Vec<TcpStream>>,
 }
 
 impl Target {
@@ -49,36 +54,10 @@ impl Target {
     pub fn start_at(host: &str, answer: impl Fn(&Asked, &mut TcpStream) + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind((host, 0)).expect("bind a target");
         let address = listener.local_addr().expect("it has an address").to_string();
-        let (asked, is_over) = (Arc::<Mutex<Vec<Asked>>>::default(), Arc::<AtomicBool>::default());
-        let streams = Arc::<Mutex<Vec<TcpStream>>>::default();
-        let thread = thread::spawn({
-            let (asked, is_over, streams, answer) = (asked.clone(), is_over.clone(), streams.clone(), Arc::new(answer));
-            move || {
-                let mut serving = Vec::new();
-                for stream in listener.incoming() {
-                    if is_over.load(Ordering::Acquire) {
-                        break;
-                    }
-                    let Ok(mut stream) = stream else { continue };
-                    if let Ok(twin) = stream.try_clone() {
-                        streams.lock().unwrap_or_else(PoisonError::into_inner).push(twin);
-                    }
-                    let (asked, answer) = (asked.clone(), answer.clone());
-                    serving.push(thread::spawn(move || {
-                        if let Some(request) = read(&mut stream) {
-                            asked.lock().unwrap_or_else(PoisonError::into_inner).push(request.clone());
-                            answer(&request, &mut stream);
-                        }
-                        // A clone of the socket is kept in `streams`, so dropping this one would not close the connection.
-                        stream.shutdown(Shutdown::Both).ok();
-                    }));
-                }
-                for thread in serving {
-                    thread.join().expect("the answer is given");
-                }
-            }
-        });
-        Self { address, asked, is_over, streams, thread: Some(thread) }
+        let state = Arc::<TargetState>::default();
+        let serving = Arc::clone(&state);
+        let thread = thread::spawn(move || serving.serve(&listener, &answer));
+        Self { address, state, thread: Some(thread) }
     }
 
     /// Answers all requests with this body.
@@ -97,16 +76,39 @@ impl Target {
 
     /// The requests so far.
     pub fn asked(&self) -> Vec<Asked> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.state.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl TargetState {
+    fn serve(&self, listener: &TcpListener, answer: &(impl Fn(&Asked, &mut TcpStream) + Sync)) {
+        thread::scope(|scope| {
+            for mut stream in listener.incoming().flatten() {
+                if self.is_over.load(Ordering::Acquire) {
+                    break;
+                }
+                if let Ok(twin) = stream.try_clone() {
+                    self.streams.lock().unwrap_or_else(PoisonError::into_inner).push(twin);
+                }
+                scope.spawn(move || {
+                    if let Some(request) = read(&mut stream) {
+                        self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(request.clone());
+                        answer(&request, &mut stream);
+                    }
+                    // A clone of the socket is kept in `streams`, so dropping this one would not close the connection.
+                    stream.shutdown(Shutdown::Both).ok();
+                });
+            }
+        });
     }
 }
 
 impl Drop for Target {
     fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Release);
+        self.state.is_over.store(true, Ordering::Release);
         // Wake the listener up.
         TcpStream::connect(&self.address).ok();
-        for stream in self.streams.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for stream in self.state.streams.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             // It may be closed already.
             stream.shutdown(Shutdown::Both).ok();
         }

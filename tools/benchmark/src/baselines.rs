@@ -20,6 +20,7 @@ use rustix::{
 use super::lean_connection;
 use crate::prelude::*;
 use exec_server_harness::{environment::OwnedChild, records};
+use exec_server_workspace::processes::first_line;
 
 /// Buffer size of a plain reader.
 const READ: usize = 64 << 10;
@@ -133,7 +134,7 @@ pub(super) fn pipes(count: u64, bytes: u64) -> Result<f64> {
 /// A program on a terminal, from the master side.
 pub(super) struct TerminalProgram {
     _child: OwnedChild,
-    master: OwnedFd,
+    pub(super) master: OwnedFd,
 }
 
 impl TerminalProgram {
@@ -162,19 +163,10 @@ impl TerminalProgram {
         Ok(bytes as f64 / 1e6 / begun.elapsed().as_secs_f64())
     }
 
-    pub(super) fn master(&self) -> &OwnedFd {
-        &self.master
-    }
-
     /// Microseconds until a byte is back.
     pub(super) fn echo(&self, byte: u8) -> Result<f64> {
-        echo(&self.master, &self.master, byte)
+        exchange(&self.master, &self.master, byte, &[byte])
     }
-}
-
-/// Microseconds until a written byte is read back.
-fn echo(writer: impl AsFd, reader: impl AsFd, byte: u8) -> Result<f64> {
-    exchange(writer, reader, byte, &[byte])
 }
 
 /// Microseconds until the expected answer to a byte has been read.
@@ -214,8 +206,9 @@ impl EchoProgram {
         Ok(cat)
     }
 
+    /// Microseconds until a byte is back.
     pub(super) fn echo(&self, byte: u8) -> Result<f64> {
-        echo(&self.stdin, &self.stdout, byte)
+        exchange(&self.stdin, &self.stdout, byte, &[byte])
     }
 }
 
@@ -229,9 +222,8 @@ impl EchoServer {
     pub(super) fn start(setting: &BenchSetting<'_>) -> Result<Self> {
         let child = Command::new(&setting.echo).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let mut child = OwnedChild(child);
-        let mut url = String::new();
-        BufReader::new(child.stdout.take().context("standard output is a pipe")?).read_line(&mut url)?;
-        Ok(Self { _child: child, url: url.trim_end().to_owned() })
+        let url = first_line(&mut child)?;
+        Ok(Self { _child: child, url })
     }
 }
 

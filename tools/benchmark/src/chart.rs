@@ -21,21 +21,13 @@ const CUT: f64 = 8.0;
 const TEXT: &str = "#77818c";
 
 impl BarOwner {
-    fn colour(self) -> &'static str {
+    /// The colour of its bars and its name.
+    fn legend(self) -> (&'static str, &'static str) {
         match self {
-            Self::Ours => "#2f81f7",
-            Self::Machine => "#8b949e",
-            Self::Ssh => "#d29922",
-            Self::Peer => "#a371f7",
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Ours => "exec-server",
-            Self::Machine => "the machine itself",
-            Self::Ssh => "OpenSSH on loopback",
-            Self::Peer => "another server",
+            Self::Ours => ("#2f81f7", "exec-server"),
+            Self::Machine => ("#8b949e", "the machine itself"),
+            Self::Ssh => ("#d29922", "OpenSSH on loopback"),
+            Self::Peer => ("#a371f7", "another server"),
         }
     }
 }
@@ -51,10 +43,10 @@ pub(super) fn draw(charts: &[Bars]) -> String {
     let shown =
         all.into_iter().filter(|whose| charts.iter().any(|chart| chart.bars.iter().any(|bar| bar.whose == *whose)));
     let mut x = LEFT;
-    for whose in shown {
-        rect(&mut body, [x, y, 12.0, 12.0], whose.colour());
-        text(&mut body, (x + 18.0, y + 10.5), "start", "", whose.name());
-        x += 38.0 + 7.0 * whose.name().len() as f64;
+    for (colour, name) in shown.map(BarOwner::legend) {
+        rect(&mut body, [x, y, 12.0, 12.0], colour);
+        text(&mut body, (x + 18.0, y + 10.5), "start", "", name);
+        x += 38.0 + 7.0 * name.len() as f64;
     }
     let height = y + 22.0;
     format!(
@@ -75,7 +67,7 @@ fn draw_one(body: &mut String, chart: &Bars, mut y: f64) -> f64 {
         let length = (bar.value / most * LONGEST).clamp(2.0, LONGEST);
         let weight = if bar.whose == BarOwner::Ours { " font-weight=\"600\"" } else { "" };
         text(body, (LEFT - 10.0, y + 13.0), "end", weight, &bar.label.replace('`', ""));
-        rect(body, [LEFT, y + 1.0, length, BAR - 6.0], bar.whose.colour());
+        rect(body, [LEFT, y + 1.0, length, BAR - 6.0], bar.whose.legend().0);
         if bar.value > most {
             cut(body, LEFT + length, y);
         }

@@ -4,10 +4,7 @@
 use std::{ffi::OsStr, path::Path};
 
 use crate::prelude::*;
-use exec_server_harness::{
-    Random,
-    file_tree::{self, TreePlan},
-};
+use exec_server_harness::{Random, file_tree};
 
 pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
     let setup = Setup::new(&setting.binary)?;
@@ -52,7 +49,7 @@ impl CopyBench<'_> {
     fn tree(&self, setting: &BenchSetting<'_>) -> Result<Vec<Row>> {
         let (rounds, files) = setting.pick((1, 300), (9, 5000));
         let (source, target) = (self.folder.join("tree"), self.folder.join("copied"));
-        file_tree::make(&source, TreePlan { files, large: 0 }, &mut Random::new(2))?;
+        file_tree::make(&source, files, 0, &mut Random::new(2))?;
         // Remove what scp cannot copy properly or would follow.
         fs::remove_dir_all(source.join("odd"))?;
         for link in links(&source)? {

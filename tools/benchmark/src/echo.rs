@@ -92,18 +92,9 @@ fn pair<'a>(ours: &'a str, beside: &'a str) -> Pair<'a> {
 
 /// Rows without a target.
 fn others(contest: &Contest, when: &str) -> Vec<Row> {
-    let lanes = [
-        (MessageFormat::Binary, false),
-        (MessageFormat::Binary, true),
-        (MessageFormat::Json, false),
-        (MessageFormat::Json, true),
-    ];
-    let row = |(format, tty): (MessageFormat, bool)| {
-        let (ours, kind) = (lane(format, tty), if tty { "terminal" } else { "pipe" });
-        let name = format!("echo {when}, {}, {kind}, p50 / WebSocket echo", format.name());
-        contest.row(name, pair(&ours, BARE))
-    };
-    lanes.into_iter().map(row).collect()
+    let lanes = [MessageFormat::Binary, MessageFormat::Json].map(|format| [lane(format, false), lane(format, true)]);
+    let row = |ours: &String| contest.row(format!("echo {when}, {ours}, p50 / WebSocket echo"), pair(ours, BARE));
+    lanes.as_flattened().iter().map(row).collect()
 }
 
 fn lane(format: MessageFormat, tty: bool) -> String {

@@ -58,13 +58,13 @@ pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
 fn hold(setting: &BenchSetting<'_>, sample: &FileSample) -> Result<Contest> {
     let rounds = setting.pick(3, 9);
     let mut servers = BenchServers::start(setting)?;
-    let (mut json, mut binary) = (servers.json()?, attached(&servers)?);
+    let (mut json, mut binary) = (servers.json()?, open(&servers, MessageFormat::Binary)?);
     let ssh = setting.ssh.map(Ssh::start).transpose()?;
     let mut lanes = vec![
         BenchLane::new(CAT, |is_first| {
-            let read = |path: &str| shell(&["-c", "cat \"$0\" | cat", path]);
-            let write = |path: &str| shell(&["-c", "cat > \"$0\"", path]);
-            sample.by_commands(is_first, &|path| Ok(read(path)), &|path| Ok(write(path)))
+            let read = |path: &str| Ok(shell("cat \"$0\" | cat", path));
+            let write = |path: &str| Ok(shell("cat > \"$0\"", path));
+            sample.by_commands(is_first, read, write)
         }),
         BenchLane::new("JSON", |is_first| sample.by_session(&mut json, is_first)),
     ];
@@ -75,7 +75,7 @@ fn hold(setting: &BenchSetting<'_>, sample: &FileSample) -> Result<Contest> {
         lanes.push(BenchLane::new(SSH, |is_first| {
             let read = |path: &str| ssh.shared(&format!("cat '{path}'"));
             let write = |path: &str| ssh.shared(&format!("cat > '{path}'"));
-            sample.by_commands(is_first, &read, &write)
+            sample.by_commands(is_first, read, write)
         }));
     }
     let contest = Contest::hold(rounds, lanes)?;
@@ -86,19 +86,17 @@ fn hold(setting: &BenchSetting<'_>, sample: &FileSample) -> Result<Contest> {
     Ok(contest)
 }
 
-/// A session with raw bytes. Files had this dialect before process output.
-fn attached(servers: &BenchServers) -> Result<Option<BenchSession>> {
-    BenchSession::open(BenchConnection::connect(&servers.server.address.url)?, MessageFormat::Binary)
+/// A session whose raw bytes may be limited to files, which had the dialect before process output.
+fn open(servers: &BenchServers, format: MessageFormat) -> Result<Option<BenchSession>> {
+    BenchSession::open(BenchConnection::connect(&servers.server.address.url)?, format)
 }
 
-fn shell(args: &[&str]) -> Command {
+/// A script that gets the path as `$0`.
+fn shell(script: &str, path: &str) -> Command {
     let mut shell = Command::new("/bin/sh");
-    shell.args(args);
+    shell.args(["-c", script, path]);
     shell
 }
-
-/// Creates the command for a path.
-type MakeCommand<'a> = &'a dyn Fn(&str) -> Result<Command>;
 
 impl FileSample {
     fn rows(&self, contest: &Contest) -> Vec<Row> {
@@ -144,7 +142,13 @@ impl FileSample {
         Ok(fs::remove_file(target)?)
     }
 
-    fn by_commands(&self, is_first: bool, read: MakeCommand<'_>, write: MakeCommand<'_>) -> Result<FigureValues> {
+    /// Reads and writes with the commands that these make for a path.
+    fn by_commands(
+        &self,
+        is_first: bool,
+        read: impl Fn(&str) -> Result<Command>,
+        write: impl Fn(&str) -> Result<Command>,
+    ) -> Result<FigureValues> {
         let (source, target) = (text(&self.path)?, text(&self.target())?);
         let (mut reading, mut writing) = (Duration::ZERO, Duration::ZERO);
         for _ in 0..self.times {
@@ -192,7 +196,7 @@ impl FileSample {
         if self.is_whole(session) {
             // Not `call`, which would parse the bytes as JSON once more.
             session.send("fs/readFile", &json!({ "path": self.path }))?;
-            answered(session)?;
+            session.next_answer()?;
             return check(session, &self.bytes, is_first);
         }
         session.call("fs/open", &json!({ "handleId": "f", "path": self.path }))?;
@@ -206,7 +210,7 @@ impl FileSample {
                 asked += 1;
             }
             // Answers may come in any order.
-            let id = answered(session)?;
+            let id = session.next_answer()?;
             let at = order.iter().position(|(asked, _)| *asked == id).context("an answer to nothing")?;
             let (_, block) = order.remove(at).context("it was found")?;
             let offset = block * BLOCK;
@@ -220,7 +224,7 @@ impl FileSample {
         let target = self.target();
         if self.is_whole(session) {
             send(session, "fs/writeFile", json!({ "path": target }), &self.bytes)?;
-            return answered(session).map(drop);
+            return session.next_answer().map(drop);
         }
         session.call("fs/create", &json!({ "handleId": "d", "path": target }))?;
         let mut under_way = 0;
@@ -229,12 +233,12 @@ impl FileSample {
             send(session, "fs/writeBlock", params, block)?;
             under_way += 1;
             if under_way == UNDER_WAY {
-                answered(session)?;
+                session.next_answer()?;
                 under_way -= 1;
             }
         }
         for _ in 0..under_way {
-            answered(session)?;
+            session.next_answer()?;
         }
         session.call("fs/commit", &json!({ "handleId": "d" })).map(drop)
     }
@@ -264,23 +268,12 @@ fn send(session: &mut BenchSession, method: &str, mut params: Value, bytes: &[u8
     Ok(())
 }
 
-/// Waits for an answer and returns its id.
-fn answered(session: &mut BenchSession) -> Result<i64> {
-    loop {
-        if let SessionMessage::Answer { id, refused } = session.next()? {
-            ensure!(!refused, "refused: {}", session.text());
-            return Ok(id);
-        }
-    }
-}
-
 /// The maximum growth of the server while a large file is read and written repeatedly.
 fn growth(setting: &BenchSetting<'_>, sample: &FileSample) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for format in [MessageFormat::Binary, MessageFormat::Json] {
         let servers = BenchServers::start(setting)?;
-        let link = BenchConnection::connect(&servers.server.address.url)?;
-        let Some(mut session) = BenchSession::open(link, format)? else { continue };
+        let Some(mut session) = open(&servers, format)? else { continue };
         let idle = memory::settled(&servers.setup);
         let most = memory::watched(&servers.setup, || sample.by_session(&mut session, false).map(drop))?;
         session.end()?;

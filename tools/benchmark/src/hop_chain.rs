@@ -86,7 +86,7 @@ pub(super) fn hop(more: u32, end: ChainEnd) -> Result<()> {
     match end {
         ChainEnd::Terminal => {
             let terminal = TerminalProgram::start(cat)?;
-            hand_on(&before, terminal.master(), terminal.master(), &[ACCEPTED])
+            hand_on(&before, &terminal.master, &terminal.master, &[ACCEPTED])
         }
         ChainEnd::Pipe => {
             let mut cat = cat.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;

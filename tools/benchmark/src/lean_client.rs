@@ -158,14 +158,17 @@ impl BenchSession {
 
     /// Waits for an answer.
     pub(super) fn answer(&mut self, id: i64) -> Result<Value> {
+        while self.next_answer()? != id {}
+        let mut message: Value = serde_json::from_str(self.text())?;
+        Ok(message["result"].take())
+    }
+
+    /// Waits for the next answer, which must not be a refusal; returns its id.
+    pub(super) fn next_answer(&mut self) -> Result<i64> {
         loop {
-            if let SessionMessage::Answer { id: answered, refused } = self.next()? {
+            if let SessionMessage::Answer { id, refused } = self.next()? {
                 ensure!(!refused, "refused: {}", self.text());
-                if answered != id {
-                    continue;
-                }
-                let mut message: Value = serde_json::from_str(self.text())?;
-                return Ok(message["result"].take());
+                return Ok(id);
             }
         }
     }
@@ -220,12 +223,8 @@ impl BenchSession {
             for process in some {
                 self.send("process/forget", &json!({ "processId": process.to_string() }))?;
             }
-            let mut left = some.len();
-            while left > 0 {
-                if let SessionMessage::Answer { refused, .. } = self.next()? {
-                    ensure!(!refused, "refused: {}", self.text());
-                    left -= 1;
-                }
+            for _ in some {
+                self.next_answer()?;
             }
         }
         Ok(())

@@ -35,7 +35,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::{Context, Result, ensure};
 use clap::Parser as _;
 use exec_server_harness::{environment::Environment, remote_host::RemoteHost};
-use exec_server_workspace::{cargo, packages};
+use exec_server_workspace::{cargo, exit_code, packages};
 
 use hop_chain::ChainEnd;
 use lean_client::BenchSession;
@@ -149,13 +149,7 @@ fn main() -> ExitCode {
         Some(HiddenCommand::Child(ChildCommand::Hop { more, end })) => hop_chain::hop(more, end),
         None => run(&command.options),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("bench: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code("bench", outcome.map(|()| ExitCode::SUCCESS))
 }
 
 fn run(options: &BenchOptions) -> Result<()> {

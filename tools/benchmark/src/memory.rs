@@ -7,7 +7,11 @@ use std::{
     thread,
 };
 
-use super::{TRUE, baselines::HEAD};
+use super::{
+    TRUE,
+    baselines::HEAD,
+    servers::{ConnectionKind, Transport},
+};
 use crate::prelude::*;
 
 /// Numbers of idle processes and idle sessions that are measured together.
@@ -93,10 +97,8 @@ fn sessions(setting: &BenchSetting<'_>, with_process: bool, rounds: usize) -> Re
 fn streaming(setting: &BenchSetting<'_>, format: MessageFormat) -> Result<Row> {
     let bytes = setting.pick(64_u64, 512) << 20;
     let row = Row::new(format!("server while a process streams, {}, added Pss", format.name()), "MiB");
-    let servers = BenchServers::start(setting)?;
-    let link = BenchConnection::connect(&servers.server.address.url)?;
-    let session = BenchSession::open(link, format)?;
-    let Some(mut session) = session.filter(|session| format == MessageFormat::Json || session.speaks("binary")) else {
+    let mut servers = BenchServers::start(setting)?;
+    let Some(mut session) = servers.open(ConnectionKind::new(Transport::Ws, format))? else {
         servers.stop()?;
         return Ok(row.note("not offered"));
     };
@@ -142,19 +144,11 @@ pub(super) fn first(session: &mut BenchSession) -> Result<()> {
 
 /// Starts `count` processes that do nothing.
 pub(super) fn sleepers(session: &mut BenchSession, tty: bool, count: usize) -> Result<()> {
-    let mut left = count;
     for _ in 0..count {
         session.start(StartRequest { tty, ..StartRequest::new(&SLEEP) })?;
         // One at a time, because many concurrent starts would leave other memory behind.
-        loop {
-            if let SessionMessage::Answer { refused, .. } = session.next()? {
-                ensure!(!refused, "refused: {}", session.text());
-                left -= 1;
-                break;
-            }
-        }
+        session.next_answer()?;
     }
-    ensure!(left == 0, "{left} of {count} did not start");
     Ok(())
 }
 

@@ -64,7 +64,7 @@ impl BenchServers {
             Transport::Ws => BenchConnection::connect(&self.server.address.url)?,
             Transport::Unix => BenchConnection::connect(&self.unix)?,
             Transport::Stdio => {
-                let setup = Setup::new(self.setup.binary())?;
+                let setup = Setup::new(&self.setup.binary)?;
                 let mut child = setup.piped()?;
                 let stdin = child.stdin.take().context("standard input is a pipe")?;
                 let stdout = child.stdout.take().context("standard output is a pipe")?;

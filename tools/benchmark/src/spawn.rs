@@ -36,9 +36,7 @@ pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
         SpawnContestants { bare: BareSpawner::start()?, ours: servers.json()?, peer: setting.peer()? };
     let ssh = setting.ssh.map(Ssh::start).transpose()?;
     let contest = contestants.latency(setting, ssh.as_ref())?;
-    if let Some(ssh) = ssh {
-        ssh.end()?;
-    }
+    ssh.map_or(Ok(()), Ssh::end)?;
     let mut rows = latency_rows(&contest);
     for at_once in AT_ONCE {
         rows.extend(contestants.rate(setting, at_once)?);

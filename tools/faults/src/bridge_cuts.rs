@@ -107,12 +107,14 @@ fn converse_until_over(setting: &FaultSetting, url: &str, random: Random, lanes:
     let before = server::descriptors(conversation.holder);
     while !lanes.is_over() {
         conversation.step().with_context(|| {
-            format!("after {} calls; the bridge said: {}", conversation.calls(), conversation.stderr_text())
+            format!("after {} calls; the bridge said: {}", conversation.calls(), conversation.client.stderr_text())
         })?;
     }
-    conversation.settle().with_context(|| format!("in the end; the bridge said: {}", conversation.stderr_text()))?;
+    conversation
+        .settle()
+        .with_context(|| format!("in the end; the bridge said: {}", conversation.client.stderr_text()))?;
     descendants::settle("descriptors of the holder", before + SEGMENTS, || server::descriptors(conversation.holder))?;
-    let lost = conversation.stderr_text().matches("; reconnecting").count() as u64;
+    let lost = conversation.client.stderr_text().matches("; reconnecting").count() as u64;
     let tally = BridgeTally {
         calls: conversation.calls(),
         bytes: conversation.bytes,

@@ -81,12 +81,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
 
 /// Round trips of the connected client, sorted, in milliseconds.
 fn measure(inside: &mut Neighbour) -> Result<Vec<f64>> {
-    let mut times = Vec::with_capacity(CALLS);
-    for _ in 0..CALLS {
-        let begun = Instant::now();
-        inside.round_trip()?;
-        times.push(begun.elapsed().as_secs_f64() * 1e3);
-    }
+    let mut times = (0..CALLS).map(|_| inside.round_trip()).collect::<Result<Vec<_>>>()?;
     times.sort_by(f64::total_cmp);
     Ok(times)
 }

@@ -4,10 +4,7 @@
 //! keeps, and nothing else is left beside it.
 
 use crate::prelude::*;
-use exec_server_harness::{
-    environment::success_of,
-    file_tree::{self, TreePlan},
-};
+use exec_server_harness::{environment::success_of, file_tree};
 
 /// Longer than any copy may take.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -21,12 +18,12 @@ const BYTES_EVERY: u64 = 10;
 /// Kills copies in both directions.
 pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let mut random = setting.random("C4");
-    let plan = TreePlan { files: setting.pick(500, 10_000, 10_000), large: setting.pick(64 << 20, 2 << 30, 2 << 30) };
+    let (files, large_bytes) = (setting.pick(500, 10_000, 10_000), setting.pick(64 << 20, 2 << 30, 2 << 30));
     let wanted = setting.pick(8, 50, 1000);
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;
     let source = setup.scratch().join("source");
-    file_tree::make(&source, plan, &mut random)?;
+    file_tree::make(&source, files, large_bytes, &mut random)?;
     let mut lines = Vec::new();
     for name in ["up", "down"] {
         let copy = CopyRun {
@@ -38,7 +35,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
         };
         let line = copy.execute(wanted, &mut random);
         let line = line.with_context(|| format!("{name}; the server says: {}", setup.log_tail()))?;
-        lines.push(line.set("way", name).set("files", plan.files));
+        lines.push(line.set("way", name).set("files", files));
     }
     parallel_runs::finish(&setup, server)?;
     Ok(lines)

@@ -21,11 +21,12 @@ pub(super) struct Flood {
     id: u64,
     /// Bytes that it writes; `None` if it writes until it is terminated.
     bytes: Option<u64>,
-    policy: OverflowPolicy,
+    pub(super) policy: OverflowPolicy,
     /// Offset of the next byte.
     at: u64,
     seq: u64,
-    missing: u64,
+    /// Bytes whose loss was reported.
+    pub(super) missing: u64,
     unacknowledged: u64,
     closed: bool,
 }
@@ -43,15 +44,6 @@ impl Flood {
 
     pub(super) fn name(&self) -> String {
         format!("flood-{}", self.id)
-    }
-
-    pub(super) fn policy(&self) -> OverflowPolicy {
-        self.policy
-    }
-
-    /// Bytes whose loss was reported.
-    pub(super) fn missing(&self) -> u64 {
-        self.missing
     }
 
     pub(super) fn start(&self, wire: &mut WireClient) -> Result<()> {
@@ -82,11 +74,8 @@ impl Flood {
     }
 
     fn gap(&mut self, params: &Value) -> Result<()> {
-        ensure!(
-            self.policy == OverflowPolicy::DropOldest,
-            "{}: a gap, and nothing may be dropped: {params}",
-            self.name()
-        );
+        let may_drop = self.policy == OverflowPolicy::DropOldest;
+        ensure!(may_drop, "{}: a gap, and nothing may be dropped: {params}", self.name());
         let number = |key: &str| params[key].as_u64().with_context(|| format!("no `{key}` in {params}"));
         let bytes = number("bytes")?;
         // An endless flood was terminated before it is read, so nothing more is dropped between the last event and the gap.

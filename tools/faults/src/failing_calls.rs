@@ -29,72 +29,71 @@ const STOPPED: &str = "--- stopped by SIGSTOP ---";
 pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     packages::ensure(packages::STRACE).context("F10 lets calls fail")?;
     let wanted = setting.pick(12, 200, 5000);
-    let (mut disk, mut sockets, mut bytes, mut worst_neighbour) = (0, 0, 0, 0_f64);
+    let mut tally = FailedCalls::default();
     for round in 0.. {
-        if disk >= wanted {
+        if tally.disk >= wanted {
             break;
         }
-        ensure!(round < wanted, "only {disk} calls failed in {round} rounds");
+        ensure!(round < wanted, "only {} calls failed in {round} rounds", tally.disk);
         let setup = Setup::new(&setting.binary)?.arg("--memory-per-process").arg("3MiB");
-        let lived =
-            one(&setup, round).with_context(|| format!("round {round}; the server says: {}", setup.log_tail()))?;
-        disk += lived.disk;
-        sockets += lived.sockets;
-        bytes += lived.bytes;
-        worst_neighbour = worst_neighbour.max(lived.neighbour_ms);
+        tally
+            .add_round(&setup, round)
+            .with_context(|| format!("round {round}; the server says: {}", setup.log_tail()))?;
     }
+    let FailedCalls { disk, sockets, bytes, neighbour_ms } = tally;
     Figures::survived(disk + sockets)
         .set("bytes", bytes)
         .set("disk", disk)
         .set("sockets", sockets)
-        .set("neighbour_worst_ms", format!("{worst_neighbour:.1}"))
+        .set("neighbour_worst_ms", format!("{neighbour_ms:.1}"))
         .only_line()
 }
 
-/// The results of one round.
-struct FailedCallsRound {
+/// The results so far.
+#[derive(Default)]
+struct FailedCalls {
     disk: u64,
     sockets: u64,
     bytes: u64,
+    /// The longest turn of a neighbour.
     neighbour_ms: f64,
 }
 
-fn one(setup: &Setup, round: u64) -> Result<FailedCallsRound> {
-    let server = setup.start()?;
-    let (mut observer, _) = WireClient::session(&server.address)?;
-    detached_producer::neighbour(&mut observer, "first")?;
-    let mut sessions = Vec::new();
-    let mut tracers = Vec::new();
-    for (number, fault) in (0..).zip(DISK) {
-        let known = setup.holders();
-        let (mut wire, session) = WireClient::session(&server.address)?;
-        let flood = Flood::new(round * 100 + number, FLOOD_BYTES, OverflowPolicy::Block);
-        flood.start(&mut wire)?;
-        let holders: Vec<u32> = setup.holders().into_iter().filter(|pid| !known.contains(pid)).collect();
-        let [holder] = holders[..] else { bail!("a new session has the holders {holders:?}") };
-        tracers.push(Tracer::attach(holder, &format!("{fault}:when=1+3"), setup.scratch())?);
-        // The client disconnects: from now on the flood goes to disk.
-        sessions.push((session, [flood]));
+impl FailedCalls {
+    fn add_round(&mut self, setup: &Setup, round: u64) -> Result<()> {
+        let server = setup.start()?;
+        let (mut observer, _) = WireClient::session(&server.address)?;
+        detached_producer::neighbour(&mut observer, "first")?;
+        let mut sessions = Vec::new();
+        let mut tracers = Vec::new();
+        for (number, fault) in (0..).zip(DISK) {
+            let known = setup.holders();
+            let (mut wire, session) = WireClient::session(&server.address)?;
+            let flood = Flood::new(round * 100 + number, FLOOD_BYTES, OverflowPolicy::Block);
+            flood.start(&mut wire)?;
+            tracers.push(Tracer::attach(setup.new_holder(&known)?, &format!("{fault}:when=1+3"), setup.scratch())?);
+            // The client disconnects: from now on the flood goes to disk.
+            sessions.push((session, [flood]));
+        }
+        try_until("every flood is written whole, against all refusals", Duration::from_secs(60), || {
+            self.neighbour_ms = self.neighbour_ms.max(detached_producer::neighbour(&mut observer, "neighbour")?);
+            let list = detached_producer::listed(&mut observer)?;
+            let is_whole =
+                |flood: &Flood| list.get(&flood.name()).is_some_and(|entry| entry["outputBytes"] == FLOOD_BYTES);
+            Ok(sessions.iter().all(|(_, floods)| floods.iter().all(is_whole)))
+        })?;
+        self.disk += tracers.into_iter().map(Tracer::detach).sum::<Result<u64>>()?;
+        let tracer = Tracer::attach(server.pid(), SOCKETS, setup.scratch())?;
+        for (session, floods) in &mut sessions {
+            self.bytes += detached_producer::drain(&server.address, session, floods)?;
+        }
+        let sockets = tracer.detach()?;
+        ensure!(sockets > 0, "no call of the server was interrupted");
+        self.sockets += sockets;
+        detached_producer::neighbour(&mut observer, "last")?;
+        drop(observer);
+        server.stop()
     }
-    let mut neighbour_ms = 0_f64;
-    try_until("every flood is written whole, against all refusals", Duration::from_secs(60), || {
-        neighbour_ms = neighbour_ms.max(detached_producer::neighbour(&mut observer, "neighbour")?);
-        let list = detached_producer::listed(&mut observer)?;
-        let is_whole = |flood: &Flood| list.get(&flood.name()).is_some_and(|entry| entry["outputBytes"] == FLOOD_BYTES);
-        Ok(sessions.iter().all(|(_, floods)| floods.iter().all(is_whole)))
-    })?;
-    let disk = tracers.into_iter().map(Tracer::detach).sum::<Result<u64>>()?;
-    let tracer = Tracer::attach(server.pid(), SOCKETS, setup.scratch())?;
-    let mut bytes = 0;
-    for (session, floods) in &mut sessions {
-        bytes += detached_producer::drain(&server.address, session, floods)?;
-    }
-    let sockets = tracer.detach()?;
-    ensure!(sockets > 0, "no call of the server was interrupted");
-    detached_producer::neighbour(&mut observer, "last")?;
-    drop(observer);
-    server.stop()?;
-    Ok(FailedCallsRound { disk, sockets, bytes, neighbour_ms })
 }
 
 /// A running `strace` that makes calls of one process fail.

@@ -30,78 +30,78 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let level = ResourceLevel::of(server.pid());
     let family = setup.family();
     let mut random = setting.random("F9");
-    let (mut bytes, mut noticed, mut worst_neighbour) = (0, Vec::new(), 0_f64);
+    let address = &server.address;
+    let mut full =
+        FullDisk { setup: &setup, disk, address, observer, bytes: 0, noticed: Vec::new(), neighbour_ms: 0.0 };
     for round in 0..rounds {
-        let filler = random.between(4 << 20, 8 << 20);
-        let lived = one(&setup, &disk, &mut observer, &server.address, round, filler)
+        full.round(round, random.between(4 << 20, 8 << 20))
             .with_context(|| format!("round {round}; the server says: {}", setup.log_tail()))?;
-        bytes += lived.bytes;
-        noticed.push(lived.noticed_ms);
-        worst_neighbour = worst_neighbour.max(lived.neighbour_ms);
         for pid in &family {
             ensure!(Path::new(&format!("/proc/{pid}")).exists(), "process {pid} of the server is gone");
         }
     }
     level.wait_back().with_context(|| format!("after the last round; the server says: {}", setup.log_tail()))?;
+    let FullDisk { observer, bytes, mut noticed, neighbour_ms, .. } = full;
     drop(observer);
     server.stop()?;
     Figures::survived(rounds)
         .set("bytes", bytes)
         .times(&mut noticed)
-        .set("neighbour_worst_ms", format!("{worst_neighbour:.1}"))
+        .set("neighbour_worst_ms", format!("{neighbour_ms:.1}"))
         .only_line()
 }
 
-/// The results of one round.
-struct DiskFullRound {
+/// The server with its disk, and the results so far.
+struct FullDisk<'a> {
+    setup: &'a Setup,
+    disk: PathBuf,
+    address: &'a ServerAddress,
+    observer: WireClient,
     bytes: u64,
-    noticed_ms: f64,
+    noticed: Vec<f64>,
+    /// The longest start of a neighbour.
     neighbour_ms: f64,
 }
 
-fn one(
-    setup: &Setup,
-    disk: &Path,
-    observer: &mut WireClient,
-    address: &ServerAddress,
-    round: u64,
-    filler: u64,
-) -> Result<DiskFullRound> {
-    let (mut wire, session) = WireClient::session(address)?;
-    let policy = |number| if number == 0 { OverflowPolicy::DropOldest } else { OverflowPolicy::Block };
-    let mut floods: Vec<Flood> =
-        (0..FLOODS).map(|number| Flood::new(round * FLOODS + number, FLOOD_BYTES, policy(number))).collect();
-    fs::write(disk.join("filler"), vec![7; usize::try_from(filler)?]).context("fill a part of the disk")?;
-    for flood in &floods {
-        flood.start(&mut wire)?;
+impl FullDisk<'_> {
+    fn round(&mut self, round: u64, filler: u64) -> Result<()> {
+        let Self { setup, disk, address, observer, .. } = self;
+        let (mut wire, session) = WireClient::session(address)?;
+        let policy = |number| if number == 0 { OverflowPolicy::DropOldest } else { OverflowPolicy::Block };
+        let mut floods: Vec<Flood> =
+            (0..FLOODS).map(|number| Flood::new(round * FLOODS + number, FLOOD_BYTES, policy(number))).collect();
+        fs::write(disk.join("filler"), vec![7; usize::try_from(filler)?]).context("fill a part of the disk")?;
+        for flood in &floods {
+            flood.start(&mut wire)?;
+        }
+        drop(wire);
+        let names: Vec<String> =
+            floods.iter().filter(|flood| flood.policy == OverflowPolicy::Block).map(Flood::name).collect();
+        try_until("a flood is blocked by the full disk", Duration::from_secs(30), || {
+            let list = detached_producer::listed(observer)?;
+            Ok(names.iter().any(|name| list.get(name).is_some_and(|entry| entry["blocked"] == "diskFull")))
+        })?;
+        for number in 0..5 {
+            let took = detached_producer::neighbour(observer, &format!("neighbour-{round}-{number}"))?;
+            ensure!(took < NEIGHBOUR_MS, "a neighbour took {took:.0} ms beside a full disk");
+            self.neighbour_ms = self.neighbour_ms.max(took);
+        }
+        let written = |observer: &mut WireClient| -> Result<u64> {
+            let list = detached_producer::listed(observer)?;
+            Ok(names.iter().filter_map(|name| list.get(name)?["outputBytes"].as_u64()).sum())
+        };
+        let before = written(observer)?;
+        fs::remove_file(disk.join("filler")).context("free the disk")?;
+        let all = FLOOD_BYTES * names.len() as u64;
+        let noticed = try_until("spilling goes on where the disk was freed", NOTICED_WITHIN, || {
+            Ok(written(observer)? >= (before + (2 << 20)).min(all))
+        })?;
+        self.noticed.push(noticed.as_secs_f64() * 1e3);
+        self.bytes += detached_producer::drain(address, &session, &mut floods)?;
+        try_until("nothing is left on the disk", Duration::from_secs(5), || Ok(segments(disk)? == 0))?;
+        ensure!(!setup.family().is_empty(), "the server is gone");
+        Ok(())
     }
-    drop(wire);
-    let names: Vec<String> =
-        floods.iter().filter(|flood| flood.policy() == OverflowPolicy::Block).map(Flood::name).collect();
-    try_until("a flood is blocked by the full disk", Duration::from_secs(30), || {
-        let list = detached_producer::listed(observer)?;
-        Ok(names.iter().any(|name| list.get(name).is_some_and(|entry| entry["blocked"] == "diskFull")))
-    })?;
-    let mut neighbour_ms = 0_f64;
-    for number in 0..5 {
-        let took = detached_producer::neighbour(observer, &format!("neighbour-{round}-{number}"))?;
-        ensure!(took < NEIGHBOUR_MS, "a neighbour took {took:.0} ms beside a full disk");
-        neighbour_ms = neighbour_ms.max(took);
-    }
-    let written = |observer: &mut WireClient| -> Result<u64> {
-        let list = detached_producer::listed(observer)?;
-        Ok(names.iter().filter_map(|name| list.get(name)?["outputBytes"].as_u64()).sum())
-    };
-    let before = written(observer)?;
-    fs::remove_file(disk.join("filler")).context("free the disk")?;
-    let all = FLOOD_BYTES * names.len() as u64;
-    let noticed = try_until("spilling goes on where the disk was freed", NOTICED_WITHIN, || {
-        Ok(written(observer)? >= (before + (2 << 20)).min(all))
-    })?;
-    let bytes = detached_producer::drain(address, &session, &mut floods)?;
-    try_until("nothing is left on the disk", Duration::from_secs(5), || Ok(segments(disk)? == 0))?;
-    ensure!(!setup.family().is_empty(), "the server is gone");
-    Ok(DiskFullRound { bytes, noticed_ms: noticed.as_secs_f64() * 1e3, neighbour_ms })
 }
 
 /// The number of segment files in a state directory.

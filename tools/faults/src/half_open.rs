@@ -125,10 +125,9 @@ fn noticed(setup: &Setup) -> u64 {
 }
 
 fn wait_noticed(setup: &Setup, wanted: u64) -> Result<f64> {
-    let begun = Instant::now();
-    wait_until("all dead peers are noticed", DEAD_AFTER + SLACK, || noticed(setup) >= wanted)
+    let took = try_until("all dead peers are noticed", DEAD_AFTER + SLACK, || Ok(noticed(setup) >= wanted))
         .with_context(|| format!("{} of {AT_ONCE} dead peers were not noticed", wanted - noticed(setup)))?;
-    Ok(begun.elapsed().as_secs_f64() * 1e3)
+    Ok(took.as_secs_f64() * 1e3)
 }
 
 /// A network namespace that is connected to us by one link; removed when dropped.

@@ -34,7 +34,7 @@ fn lot(setting: &FaultSetting, count: u64, grouped: bool) -> Result<Figures> {
         "this host gives control groups where we did not expect it, or not: {own}"
     );
     wire.call("process/forget", &json!({ "processId": "first" }))?;
-    let holder = holder(&setup)?;
+    let holder = setup.new_holder(&[])?;
     let before = (server::descriptors(server.pid()), server::descriptors(holder));
     let mark = descendants::mark(u64::from(grouped));
     for maker in 0..MAKERS {
@@ -81,8 +81,4 @@ fn read(wire: &mut WireClient, wanted: &str) -> Result<String> {
             _ => {}
         }
     }
-}
-
-fn holder(setup: &Setup) -> Result<u32> {
-    setup.holders().first().copied().context("the session has a holder")
 }

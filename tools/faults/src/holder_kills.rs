@@ -64,7 +64,7 @@ impl HolderRound<'_> {
         }
         descendants::wait_alive(&mark, DAEMONS)?;
         wire.attend(after)?;
-        let holder = self.new_holder(&before)?;
+        let holder = self.setup.new_holder(&before)?;
         let killed = Instant::now();
         processes::kill(holder, rustix::process::Signal::KILL);
         let told = wait_lost(&mut wire, 3, killed)?;
@@ -89,19 +89,13 @@ impl HolderRound<'_> {
         wait_until("output is on disk", Duration::from_secs(20), || on_disk(&dir) >= 4)
             .with_context(|| format!("in `{}`", dir.display()))?;
         let segments = on_disk(&dir);
-        processes::kill(self.new_holder(&before)?, rustix::process::Signal::KILL);
+        processes::kill(self.setup.new_holder(&before)?, rustix::process::Signal::KILL);
         let (mut wire, _) = WireClient::open(&self.server.address, &hello(Some(&session)))?;
         let bytes = read_back(&mut wire, &process, id)?;
         // A segment contains a little less output than its size, because every record has a header.
         ensure!(bytes >= segments * 900_000, "{segments} segments were on disk, and {bytes} bytes came back");
         wire.end_session()?;
         Ok(bytes)
-    }
-
-    fn new_holder(&self, before: &[u32]) -> Result<u32> {
-        let new: Vec<u32> = self.setup.holders().into_iter().filter(|pid| !before.contains(pid)).collect();
-        ensure!(new.len() == 1, "one holder is new: {new:?}");
-        Ok(new[0])
     }
 }
 

@@ -53,7 +53,7 @@ use std::{collections::HashMap, path::PathBuf, process::ExitCode, thread, time::
 use anyhow::{Result, ensure};
 use clap::Parser as _;
 use exec_server_harness::Random;
-use exec_server_workspace::cargo;
+use exec_server_workspace::{cargo, exit_code};
 
 use children::ChildCommand;
 use figures::{Figures, ensure_p99};
@@ -253,14 +253,7 @@ fn main() -> ExitCode {
         Some(HiddenCommand::Child(child)) => child.run().map(|()| true),
         None => run(&command.options),
     };
-    match outcome {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("faults: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code("faults", outcome.map(|passed| if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }))
 }
 
 /// Executes the chosen runs; returns whether all passed.

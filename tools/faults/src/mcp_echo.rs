@@ -82,7 +82,8 @@ struct OpenCall {
 
 /// A conversation through a bridge.
 pub(super) struct BridgeConversation {
-    client: McpClient,
+    /// The bridge; its stderr has the messages about its link.
+    pub(super) client: McpClient,
     random: Random,
     open: HashMap<u64, OpenCall>,
     next_number: u64,
@@ -134,9 +135,8 @@ impl BridgeConversation {
     fn take(&mut self) -> Result<()> {
         let message = self.client.next_message()?;
         let id = message["id"].as_u64().with_context(|| format!("not an answer: {message}"))?;
-        let Some(open) = self.open.remove(&id) else {
-            anyhow::bail!("question {id} was answered twice, or never asked");
-        };
+        let open =
+            self.open.remove(&id).with_context(|| format!("question {id} was answered twice, or never asked"))?;
         let result = &message["result"];
         ensure!(result["number"] == open.number, "question {id} got the answer to number {}", result["number"]);
         ensure!(result["content"][0]["text"] == *open.text, "the answer to question {id} is damaged");
@@ -172,10 +172,5 @@ impl BridgeConversation {
     /// How many calls were made.
     pub(super) fn calls(&self) -> u64 {
         self.next_number - 1
-    }
-
-    /// The messages of the bridge about its link.
-    pub(super) fn stderr_text(&self) -> String {
-        self.client.stderr_text()
     }
 }

@@ -214,9 +214,7 @@ impl ProducerLoad {
 
     fn output(&mut self, output: &OutputChunk) -> Result<()> {
         ensure!(output.gap.is_none(), "a gap at `{}`: {:?}", output.process, output.gap);
-        let Some(at) = self.lane(&output.process, output.seq)? else {
-            return Ok(());
-        };
+        let Some(at) = self.lane(&output.process, output.seq)? else { return Ok(()) };
         let lane = &mut self.lanes[at];
         lane.records.push(&output.bytes);
         lane.unacknowledged += output.bytes.len() as u64;
@@ -229,9 +227,7 @@ impl ProducerLoad {
     }
 
     fn exited(&mut self, process: &str, seq: u64, code: i64) -> Result<()> {
-        let Some(at) = self.lane(process, seq)? else {
-            return Ok(());
-        };
+        let Some(at) = self.lane(process, seq)? else { return Ok(()) };
         let lane = &mut self.lanes[at];
         ensure!(lane.exit.is_none(), "`{process}` exited twice");
         let promised = records::exit_code(lane.id);
@@ -241,9 +237,8 @@ impl ProducerLoad {
     }
 
     fn closed(&mut self, process: &str, seq: u64, params: &Value) -> Result<()> {
-        let Some(at) = self.lane(process, seq)? else {
-            return Ok(()); // It ended before; the new link has already sent another forget.
-        };
+        // If it ended before, the new link has already sent another forget.
+        let Some(at) = self.lane(process, seq)? else { return Ok(()) };
         let lane = &self.lanes[at];
         ensure!(lane.exit.is_some(), "`{process}` closed before it exited");
         lane.records.finish(lane.count)?;
@@ -274,12 +269,10 @@ impl ProducerLoad {
                 Err(fault) => Err(anyhow!("forgetting `{process}`: {fault}")),
             };
         }
-        let Some(lane) = self.starting.remove(&id) else {
-            bail!("an answer to request {id}, which was not made");
-        };
-        let Some(lane) = self.lanes.iter_mut().find(|candidate| candidate.id == lane) else {
-            return Ok(()); // Already ended.
-        };
+        let lane =
+            self.starting.remove(&id).with_context(|| format!("an answer to request {id}, which was not made"))?;
+        // A lane that is missing has already ended.
+        let Some(lane) = self.lanes.iter_mut().find(|candidate| candidate.id == lane) else { return Ok(()) };
         match outcome {
             Ok(result) => lane.pid = result["pid"].as_i64(),
             // The start before the cut had arrived.

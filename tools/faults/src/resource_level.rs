@@ -51,22 +51,16 @@ impl ResourceLevel {
 
     /// Waits until the server is back at this level.
     pub(super) fn wait_back(&self) -> Result<()> {
-        let until = Instant::now() + WITHIN;
-        loop {
-            let now = Self::of(self.pid);
+        let Self { descriptors, memory_kib, .. } = *self;
+        let mut now = Self::of(self.pid);
+        let waited = try_until("the server is back at its level", WITHIN, || {
+            now = Self::of(self.pid);
             ensure!(now.descriptors > 0, "the server has ended");
-            if now.descriptors <= self.descriptors && now.memory_kib <= self.memory_kib + self.kept_kib {
-                return Ok(());
-            }
-            ensure!(
-                Instant::now() < until,
-                "{} descriptors, {} before; {} KiB, {} before",
-                now.descriptors,
-                self.descriptors,
-                now.memory_kib,
-                self.memory_kib
-            );
-            thread::sleep(Duration::from_millis(20));
-        }
+            Ok(now.descriptors <= descriptors && now.memory_kib <= memory_kib + self.kept_kib)
+        });
+        let Self { descriptors: fds, memory_kib: kib, .. } = now;
+        waited
+            .map(drop)
+            .with_context(|| format!("{fds} descriptors, {descriptors} before; {kib} KiB, {memory_kib} before"))
     }
 }

@@ -63,48 +63,32 @@ const PROMISES: &[(u32, &str, &[&str])] = &[
     (10, "a permanent error is reported within half a second, a wait announced after one", &[]),
 ];
 
-/// A rule or promise and its files, sorted by name.
-type RuleFiles = (String, &'static str, Vec<String>);
-
-/// The files of each rule.
-fn rules(root: &Path) -> Result<Vec<RuleFiles>> {
-    let rules = RULES.iter().map(|(number, what)| ('s', *number, *what));
-    filed(root, rules)
-}
-
-fn filed(root: &Path, rules: impl Iterator<Item = (char, u32, &'static str)>) -> Result<Vec<RuleFiles>> {
-    let folder = root.join(FOLDER);
-    let mut names: Vec<String> = fs::read_dir(&folder)
-        .with_context(|| format!("list `{}`", folder.display()))?
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .collect();
+/// The test files of a rule (`s`) or promise (`r`), sorted by name.
+fn files(root: &Path, kind: char, number: u32) -> Result<Vec<String>> {
+    let entries = fs::read_dir(root.join(FOLDER)).with_context(|| format!("list `{FOLDER}`"))?;
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    names.retain(|name| name.starts_with(&format!("{kind}{number:02}_")));
     names.sort();
-    let files = |prefix: String| names.iter().filter(|name| name.starts_with(&prefix)).cloned().collect();
-    let filed = |(kind, number, what): (char, u32, &'static str)| {
-        (format!("{}{number}", kind.to_ascii_uppercase()), what, files(format!("{kind}{number:02}_")))
-    };
-    Ok(rules.map(filed).collect())
+    Ok(names)
 }
 
 /// Prints both tables.
 pub(super) fn list(root: &Path) -> Result<()> {
+    let paths = |kind, number| -> Result<Vec<String>> {
+        Ok(files(root, kind, number)?.iter().map(|file| format!("{FOLDER}/{file}")).collect())
+    };
     println!();
-    for (name, what, files) in rules(root)? {
-        let files = if files.is_empty() { "no file".to_owned() } else { paths(&files) };
-        println!("{name:<4} {what}: {files}");
+    for (number, what) in RULES {
+        let paths = paths('s', *number)?;
+        let paths = if paths.is_empty() { "no file".to_owned() } else { paths.join(", ") };
+        println!("{:<4} {what}: {paths}", format!("S{number}"));
     }
     println!();
-    let promises = filed(root, PROMISES.iter().map(|(number, what, _)| ('r', *number, *what)))?;
-    for ((name, what, files), (.., runs)) in promises.into_iter().zip(PROMISES) {
-        let files = if files.is_empty() { String::new() } else { format!(", {}", paths(&files)) };
-        let files = if runs.is_empty() { files.trim_start_matches(", ") } else { &files };
-        println!("{name:<4} {what}: {}{files}", runs.join(", "));
+    for (number, what, runs) in PROMISES {
+        let proofs: Vec<String> = runs.iter().map(|run| (*run).to_owned()).chain(paths('r', *number)?).collect();
+        println!("{:<4} {what}: {}", format!("R{number}"), proofs.join(", "));
     }
     Ok(())
-}
-
-fn paths(files: &[String]) -> String {
-    files.iter().map(|file| format!("{FOLDER}/{file}")).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -119,17 +103,17 @@ mod tests {
         for name in ["s10_z.rs", "s01_a.rs", "s10_b.rs", "s10_m.rs", "host.rs"] {
             fs::write(folder.join(name), "").expect("write a file");
         }
-        let rules = rules(dir.path()).expect("the rules");
-        let files = |rule: &str| rules.iter().find(|(name, ..)| name == rule).map(|(.., files)| files.clone());
-        assert_eq!(files("S1"), Some(vec!["s01_a.rs".to_owned()]));
-        assert_eq!(files("S10"), Some(["s10_b.rs", "s10_m.rs", "s10_z.rs"].map(str::to_owned).to_vec()));
-        assert_eq!(files("S2"), Some(Vec::new()));
+        let files = |number| files(dir.path(), 's', number).expect("the files");
+        assert_eq!(files(1), ["s01_a.rs"]);
+        assert_eq!(files(10), ["s10_b.rs", "s10_m.rs", "s10_z.rs"]);
+        assert_eq!(files(2), Vec::<String>::new());
     }
 
     #[test]
     fn every_rule_has_a_test() {
-        for (rule, what, files) in rules(exec_server_workspace::cargo::root()).expect("the rules") {
-            assert!(!files.is_empty(), "{rule} ({what}) has no test in {FOLDER}");
+        for (number, what) in RULES {
+            let files = files(exec_server_workspace::cargo::root(), 's', *number).expect("the files");
+            assert!(!files.is_empty(), "S{number} ({what}) has no test in {FOLDER}");
         }
     }
 

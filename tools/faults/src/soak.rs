@@ -63,7 +63,7 @@ pub(super) fn run(setting: &FaultSetting, minutes: u64) -> Result<Vec<Figures>> 
 
 /// One measurement of one kind of process.
 struct MemorySample {
-    at: f64,
+    at: Instant,
     kib: f64,
     descriptors: f64,
 }
@@ -74,8 +74,6 @@ type MemorySamples = BTreeMap<String, Vec<MemorySample>>;
 /// Measures server, spawner and holders separately; processes of one kind are added up.
 fn weigh(setup_name: &str, setup: &Setup, samples: &Mutex<MemorySamples>) {
     let at = Instant::now();
-    static BEGUN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-    let at = at.duration_since(*BEGUN.get_or_init(|| at)).as_secs_f64();
     let mut kinds: BTreeMap<String, (f64, f64)> = BTreeMap::new();
     for pid in setup.family() {
         let kind = processes::comm(pid).unwrap_or_default().trim_start_matches("exec-").to_owned();
@@ -101,13 +99,13 @@ impl LinearFit {
     fn fit(samples: &[MemorySample], value: impl Fn(&MemorySample) -> f64) -> Self {
         let samples = &samples[samples.len() / 5..];
         let count = samples.len().max(1) as f64;
-        let mean_at = samples.iter().map(|sample| sample.at).sum::<f64>() / count;
+        let at = |sample: &MemorySample| sample.at.duration_since(samples[0].at).as_secs_f64();
+        let mean_at = samples.iter().map(at).sum::<f64>() / count;
         let mean = samples.iter().map(&value).sum::<f64>() / count;
-        let square = samples.iter().map(|sample| (sample.at - mean_at).powi(2)).sum::<f64>();
-        let product = samples.iter().map(|sample| (sample.at - mean_at) * (value(sample) - mean)).sum::<f64>();
+        let square = samples.iter().map(|sample| (at(sample) - mean_at).powi(2)).sum::<f64>();
+        let product = samples.iter().map(|sample| (at(sample) - mean_at) * (value(sample) - mean)).sum::<f64>();
         let slope = if square > 0.0 { product / square } else { 0.0 };
-        let long = samples.last().map_or(0.0, |last| last.at) - samples.first().map_or(0.0, |first| first.at);
-        Self { mean, per_hour: slope * 3600.0, rise: slope * long }
+        Self { mean, per_hour: slope * 3600.0, rise: slope * samples.last().map_or(0.0, at) }
     }
 }
 

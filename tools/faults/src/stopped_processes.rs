@@ -110,7 +110,7 @@ fn holder_stops(setting: &FaultSetting, stop: Duration) -> Result<f64> {
     let stopped = StoppedServer::start(setting)?;
     let StoppedServer { setup, server, .. } = &stopped;
     let mut flow = stopped.flow()?;
-    let [holder] = setup.holders()[..] else { bail!("not one holder: {:?}", setup.holders()) };
+    let holder = setup.new_holder(&[])?;
     let mut other = Neighbour::new(&server.address)?;
     processes::kill(holder, Signal::STOP);
     let begun = Instant::now();

@@ -11,6 +11,7 @@ mod script;
 use anyhow::anyhow;
 
 use self::script::{ClientShape, run_script};
+use super::server_shutdown;
 use crate::prelude::*;
 use exec_server_workspace::cargo;
 
@@ -55,8 +56,7 @@ fn mixtures(now: &Path, before: &Path) -> Result<Figures> {
 
 fn ensure_equal(expected: &[String], received: &[String]) -> Result<()> {
     for at in 0..expected.len().max(received.len()) {
-        let of = |lines: &[String]| lines.get(at).cloned().unwrap_or_else(|| "nothing".to_owned());
-        let (expected, received) = (of(expected), of(received));
+        let [expected, received] = [expected, received].map(|lines| lines.get(at).map_or("nothing", String::as_str));
         ensure!(expected == received, "line {at} is `{received}`, with the version before alone `{expected}`");
     }
     Ok(())
@@ -80,7 +80,7 @@ fn upgrade_under_load(setting: &FaultSetting, versions: [&Path; 2]) -> Result<Fi
         load.flow(&server, |_| Instant::now() >= until).with_context(context)?;
         install(version, &program)?;
         let begun = Instant::now();
-        stop_while_reading(server, &mut load).with_context(context)?;
+        server_shutdown::drain(server, Some(&mut load)).with_context(context)?;
         server = setup.start().with_context(context)?;
         times.push(load.resume_restarted(&server, begun).with_context(context)?);
     }
@@ -88,22 +88,6 @@ fn upgrade_under_load(setting: &FaultSetting, versions: [&Path; 2]) -> Result<Fi
     setup.finish(server)?;
     let figures = Figures::survived(wanted).set("bytes", load.bytes);
     Ok(figures.times(&mut times).set("processes", load.ended).set("part", "upgrades"))
-}
-
-/// Shuts the server down. The client keeps reading until the close, because the server would wait for it otherwise.
-fn stop_while_reading(server: Server, load: &mut ProducerLoad) -> Result<()> {
-    thread::scope(|scope| {
-        let stopping = scope.spawn(|| server.stop());
-        let read = loop {
-            match load.step() {
-                Ok(()) => {}
-                Err(error) if is_lost(&error) => break Ok(()),
-                Err(error) => break Err(error),
-            }
-        };
-        stopping.join().map_err(|_| anyhow!("the stopping thread panicked"))??;
-        read
-    })
 }
 
 /// Replaces the program like an installer: writes a new file and renames it, because the old file is running.
@@ -132,11 +116,8 @@ pub(super) fn build_before() -> Result<PathBuf> {
     for part in ["deps", "build", ".fingerprint"] {
         lend(&cargo::target_dir().join("debug").join(part), &target.join("debug").join(part))?;
     }
-    cargo::check(
-        cargo::cargo(&["build", "--quiet", "--locked", "-p", "exec-server", "--target-dir"])
-            .arg(&target)
-            .current_dir(&source),
-    )?;
+    let mut build = cargo::cargo(&["build", "--quiet", "--locked", "-p", "exec-server", "--target-dir"]);
+    cargo::check(build.arg(&target).current_dir(&source))?;
     fs::create_dir_all(place.join("bin"))?;
     install(&target.join("debug/exec-server"), &binary)?;
     Ok(fs::remove_dir_all(&target).map(|()| binary)?)

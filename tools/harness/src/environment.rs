@@ -90,15 +90,7 @@ impl Environment {
     /// Checks that a finished part leaves no process and no temporary file. The per-user server would stay for a minute, so it gets
     /// SIGTERM, as at a logout.
     pub fn ensure_tidy(&self) -> Result<()> {
-        for pid in processes::with_path(self.folder.path()) {
-            // A process without a name has ended since it was listed.
-            let Some(name) = processes::comm(pid) else { continue };
-            ensure!(name.starts_with("exec-"), "still running: {name} {pid}");
-            processes::kill(pid, Signal::TERM);
-        }
-        wait_until("the servers in the background have ended", Duration::from_secs(10), || {
-            processes::with_path(self.folder.path()).is_empty()
-        })?;
+        end_servers(self.folder.path())?;
         let files: Vec<_> = fs::read_dir(self.folder.path().join("tmp"))?.flatten().map(|file| file.path()).collect();
         ensure!(files.is_empty(), "left behind: {files:?}");
         Ok(())
@@ -117,6 +109,19 @@ impl Environment {
         let path = self.folder.path().to_owned();
         self.folder.close().with_context(|| format!("remove `{}`", path.display()))
     }
+}
+
+/// Ends the servers that still run below this directory; fails if another program does.
+pub(crate) fn end_servers(folder: &Path) -> Result<()> {
+    for pid in processes::with_path(folder) {
+        // A process without a name has ended since it was listed.
+        let Some(name) = processes::comm(pid) else { continue };
+        ensure!(name.starts_with("exec-"), "still running: {name} {pid}");
+        processes::kill(pid, Signal::TERM);
+    }
+    wait_until("the servers in the background have ended", Duration::from_secs(10), || {
+        processes::with_path(folder).is_empty()
+    })
 }
 
 /// Polls until a condition holds.

@@ -26,29 +26,20 @@ const PER_DIRECTORY: u64 = 100;
 /// Bytes written and compared at a time.
 const BLOCK: usize = 1 << 20;
 
-/// The contents of a tree.
-#[derive(Clone, Copy)]
-pub struct TreePlan {
-    /// Number of small files.
-    pub files: u64,
-    /// Bytes of the large file; 0 for none.
-    pub large: u64,
-}
-
-/// Creates a tree; the directory must not exist.
-pub fn make(root: &Path, plan: TreePlan, random: &mut Random) -> Result<()> {
+/// Creates a tree with this number of small files, and with a large file unless `large_bytes` is 0; the directory must not exist.
+pub fn make(root: &Path, files: u64, large_bytes: u64, random: &mut Random) -> Result<()> {
     fs::create_dir(root)?;
-    for first in (0..plan.files).step_by(usize::try_from(PER_DIRECTORY)?) {
+    for first in (0..files).step_by(usize::try_from(PER_DIRECTORY)?) {
         let dir = root.join(format!("d{:02}", first / PER_DIRECTORY % 10)).join(format!("e{}", first / PER_DIRECTORY));
         fs::create_dir_all(&dir)?;
-        for file in first..plan.files.min(first + PER_DIRECTORY) {
+        for file in first..files.min(first + PER_DIRECTORY) {
             small(&dir.join(format!("f{file}")), random)?;
         }
         symlink(format!("f{first}"), dir.join("link"))?;
     }
     oddities(root, random)?;
-    if plan.large > 0 {
-        large(&root.join("large"), plan.large, random)?;
+    if large_bytes > 0 {
+        large(&root.join("large"), large_bytes, random)?;
     }
     // Last, because creating an entry changes the time of its directory.
     set_times(root, random)
@@ -137,13 +128,8 @@ pub fn compare(left: &Path, right: &Path) -> Result<u64> {
     }
     ensure!(a.len() == b.len(), "{} has {} bytes, not {}", shown(right), b.len(), a.len());
     let is_sparse = |found: &fs::Metadata| found.blocks() * 512 + (1 << 20) < found.len();
-    ensure!(
-        is_sparse(&a) == is_sparse(&b),
-        "{} has other holes: {} blocks, not {}",
-        shown(right),
-        b.blocks(),
-        a.blocks()
-    );
+    let name = shown(right);
+    ensure!(is_sparse(&a) == is_sparse(&b), "{name} has other holes: {} blocks, not {}", b.blocks(), a.blocks());
     same_bytes(left, right)?;
     Ok(a.len())
 }
@@ -151,18 +137,11 @@ pub fn compare(left: &Path, right: &Path) -> Result<u64> {
 /// Checks that every visible file of an incomplete copy is complete. Our hidden names are skipped. Returns the number of visible files.
 pub fn whole_so_far(source: &Path, target: &Path, bytes_too: bool) -> Result<u64> {
     let mut seen = 0;
-    let entries = match fs::read_dir(target) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(0),
-        Err(error) => return Err(error.into()),
-    };
-    for entry in entries {
-        let entry = entry?;
-        let (name, path) = (entry.file_name(), entry.path());
-        let original = source.join(&name);
-        if is_hidden(&name) {
-            continue;
-        }
+    if !target.try_exists()? {
+        return Ok(0);
+    }
+    for name in names(target)?.iter().filter(|name| !is_hidden(name)) {
+        let (original, path) = (source.join(name), target.join(name));
         let a = fs::symlink_metadata(&original).with_context(|| format!("{} has no original", shown(&path)))?;
         let b = fs::symlink_metadata(&path)?;
         if b.is_dir() {

@@ -4,17 +4,17 @@
 //! program does.
 
 use std::{
+    fs,
     io::{Read as _, Write as _},
     os::fd::AsFd as _,
-    process::{ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
-    sync::{Arc, Mutex, PoisonError},
-    thread,
+    process::{ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
     time::Duration,
 };
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::{Value, json};
+use tempfile::NamedTempFile;
 
 use crate::environment::{OwnedChild, wait_child};
 
@@ -23,9 +23,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The version of MCP that is offered.
 const VERSION: &str = "2025-06-18";
-
-/// How much of the program's stderr is kept.
-const CAPTURED_BYTES: usize = 64 << 10;
 
 /// More pages than any list has.
 const PAGES: usize = 100;
@@ -38,29 +35,25 @@ pub struct McpClient {
     /// Bytes that were read but are not a whole line yet, or were not requested yet.
     buffer: Vec<u8>,
     next_id: u64,
-    captured: Arc<Mutex<Vec<u8>>>,
+    /// Gets its stderr: a descendant may outlive the program and hold a pipe open.
+    stderr: NamedTempFile,
 }
 
 impl McpClient {
     /// Starts the program without sending anything.
     pub fn start(command: &mut Command) -> Result<Self> {
         let name = format!("{command:?}");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let stderr = NamedTempFile::new()?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr.reopen()?);
         let mut child = OwnedChild(command.spawn().with_context(|| format!("start `{name}`"))?);
         let stdin = child.stdin.take();
         let stdout = child.stdout.take().context("standard output is a pipe")?;
-        let stderr = child.stderr.take().context("standard error is a pipe")?;
-        let captured = Arc::default();
-        let sink = Arc::clone(&captured);
-        // The thread ends with the program's stderr. It is not joined, because a descendant may outlive the program and hold stderr open.
-        thread::spawn(move || collect_stderr(stderr, &sink));
-        Ok(Self { child, stdin, stdout, buffer: Vec::new(), next_id: 1, captured })
+        Ok(Self { child, stdin, stdout, buffer: Vec::new(), next_id: 1, stderr })
     }
 
-    /// The beginning of its stderr.
+    /// Its stderr so far.
     pub fn stderr_text(&self) -> String {
-        let captured = self.captured.lock().unwrap_or_else(PoisonError::into_inner);
-        String::from_utf8_lossy(&captured).into_owned()
+        String::from_utf8_lossy(&fs::read(self.stderr.path()).unwrap_or_default()).into_owned()
     }
 
     /// Performs the handshake; returns the server's `initialize` result.
@@ -130,16 +123,13 @@ impl McpClient {
 
     /// The next message. Anything else on stdout is an error.
     pub fn next_message(&mut self) -> Result<Value> {
-        let line = self.line()?.ok_or_else(|| anyhow!("it ended its output; it said: {}", self.stderr_text()))?;
+        let line = self.line()?.with_context(|| format!("it ended its output; it said: {}", self.stderr_text()))?;
         serde_json::from_slice(&line).with_context(|| format!("not a message: {}", String::from_utf8_lossy(&line)))
     }
 
     /// Whether a message, or EOF, has already arrived.
     pub fn has_next(&self) -> Result<bool> {
-        if self.buffer.contains(&b'\n') {
-            return Ok(true);
-        }
-        Ok(self.wait(Duration::ZERO)?)
+        Ok(self.buffer.contains(&b'\n') || self.wait(Duration::ZERO)?)
     }
 
     /// The next line; `None` at EOF. Bytes after the last newline are an error.
@@ -153,12 +143,7 @@ impl McpClient {
                 return Ok(Some(line));
             }
             looked = self.buffer.len();
-            ensure!(
-                self.wait(PATIENCE)?,
-                "nothing came within {} s; it said: {}",
-                PATIENCE.as_secs(),
-                self.stderr_text()
-            );
+            ensure!(self.wait(PATIENCE)?, "nothing came within {PATIENCE:?}; it said: {}", self.stderr_text());
             let mut part = [0; 16 << 10];
             let count = self.stdout.read(&mut part)?;
             if count == 0 {
@@ -206,14 +191,5 @@ impl McpClient {
             ensure!(message.get("method").is_some(), "one answer too many: {message}");
         }
         Ok(status)
-    }
-}
-
-fn collect_stderr(mut stderr: ChildStderr, captured: &Mutex<Vec<u8>>) {
-    let mut part = [0; 4096];
-    while let Ok(count @ 1..) = stderr.read(&mut part) {
-        let mut captured = captured.lock().unwrap_or_else(PoisonError::into_inner);
-        let room = CAPTURED_BYTES.saturating_sub(captured.len());
-        captured.extend_from_slice(&part[..count.min(room)]);
     }
 }

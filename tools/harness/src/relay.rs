@@ -5,17 +5,14 @@
 //! does not depend on links, servers and their faults.
 
 use std::{
-    fs::File,
     io::{self, Read, Write as _},
-    os::fd::BorrowedFd,
     process::{Child, ChildStdin, Command, Stdio},
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
-use rustix::stdio;
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
     Random,
@@ -31,14 +28,12 @@ const DAMAGED: i32 = 250;
 /// Beginning and end of the message of `run` about a lost link.
 const QUIET: (&[u8], &[u8]) = (b"exec-server: connection lost (", b"); reconnecting\n");
 
-/// How the message of `run` begins and ends when a reconnect failed for another reason.
-const STILL: (&[u8], &[u8]) = (b"exec-server: still reconnecting: ", b"\n");
-
-/// Other messages of `run` about its link.
-const NOTICES: [&[u8]; 3] = [
-    b"exec-server: connected again\n",
-    b"exec-server: no answer for 3 s; waiting\n",
-    b"exec-server: the server answers again\n",
+/// Beginning and end of the other messages of `run` about its link.
+const NOTICES: [(&[u8], &[u8]); 4] = [
+    (b"exec-server: still reconnecting: ", b"\n"),
+    (b"exec-server: connected again\n", b""),
+    (b"exec-server: no answer for 3 s; waiting\n", b""),
+    (b"exec-server: the server answers again\n", b""),
 ];
 
 /// Longer than any run may make no progress: the longest pause between two reconnects is 5 s, and two cores are shared.
@@ -47,7 +42,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The child mode.
 pub fn child(id: u64) -> Result<()> {
     let mut records = Records::new(id);
-    let (mut stdin, mut stdout, mut stderr) = (io::stdin().lock(), raw(stdio::stdout())?, raw(stdio::stderr())?);
+    let (mut stdin, mut stderr) = (io::stdin().lock(), io::stderr().lock());
     let mut buffer = vec![0; 64 << 10];
     let mut total = 0_u64;
     loop {
@@ -55,7 +50,7 @@ pub fn child(id: u64) -> Result<()> {
         if count == 0 {
             break;
         }
-        stdout.write_all(&buffer[..count])?;
+        records::write_raw(&buffer[..count])?;
         records.push(&buffer[..count]);
         for step in total / STEP + 1..=(total + count as u64) / STEP {
             stderr.write_all(step_line(id, step).as_bytes())?;
@@ -68,11 +63,6 @@ pub fn child(id: u64) -> Result<()> {
     }
     stderr.write_all(last_line(id, total).as_bytes())?;
     std::process::exit(i32::try_from(records::exit_code(id))?)
-}
-
-/// A standard stream without the buffer of the standard library.
-fn raw(stream: BorrowedFd<'_>) -> Result<File> {
-    Ok(File::from(stream.try_clone_to_owned()?))
 }
 
 fn step_line(id: u64, step: u64) -> String {
@@ -125,21 +115,9 @@ pub struct RelayWatch {
     /// Set to end the input.
     pub over: AtomicBool,
     /// The pid of `run`; 0 if there is none.
-    pid: AtomicU32,
+    pub pid: AtomicU32,
     /// Bytes of output that came back.
-    back: AtomicU64,
-}
-
-impl RelayWatch {
-    /// The pid of `run` while it runs.
-    pub fn pid(&self) -> Option<u32> {
-        Some(self.pid.load(Ordering::Relaxed)).filter(|pid| *pid != 0)
-    }
-
-    /// Bytes of output that came back.
-    pub fn back(&self) -> u64 {
-        self.back.load(Ordering::Relaxed)
-    }
+    pub back: AtomicU64,
 }
 
 /// Starts the program with `run`, a command that lacks only `-- PROGRAM`, feeds it, and checks all of its output.
@@ -157,9 +135,8 @@ pub fn execute(run: &mut Command, job: RelayJob, watch: &RelayWatch) -> Result<R
     let stdin = child.stdin.take().context("standard input is a pipe")?;
     let mut stdout = child.stdout.take().context("standard output is a pipe")?;
     let mut stderr = child.stderr.take().context("standard error is a pipe")?;
-    let moved = AtomicU64::new(0);
+    let moved = &AtomicU64::new(0);
     let (fed, records, stderr, code) = thread::scope(|scope| {
-        let moved = &moved;
         let feeding = scope.spawn(move || feed(stdin, job, &watch.over, moved));
         let reading = scope.spawn(move || {
             let mut records = Records::new(id);
@@ -174,15 +151,13 @@ pub fn execute(run: &mut Command, job: RelayJob, watch: &RelayWatch) -> Result<R
             read_all(&mut stderr, moved, |bytes| text.extend_from_slice(bytes)).map(|()| text)
         });
         let code = wait(&mut child, moved);
-        let fed = feeding.join().expect("the feeder does not panic");
-        let records = reading.join().expect("the reader does not panic");
-        let stderr = reading_stderr.join().expect("the listener does not panic");
-        (fed, records, stderr, code)
+        let joined = "no thread of a run panics";
+        (feeding.join().expect(joined), reading.join().expect(joined), reading_stderr.join().expect(joined), code)
     });
     watch.pid.store(0, Ordering::Relaxed);
     let stderr = stderr?;
-    let checked = check_run(id, fed, &records?, &stderr, code?);
-    checked.map_err(|error| error.context(format!("run {id} said on standard error: {}", excerpt(&stderr))))
+    check_run(id, fed, &records?, &stderr, code?)
+        .with_context(|| format!("run {id} said on standard error: {}", excerpt(&stderr)))
 }
 
 /// Writes records until there are enough or the run is over; returns how many.
@@ -225,7 +200,7 @@ fn wait(child: &mut Child, moved: &AtomicU64) -> Result<i32> {
     let (mut last, mut since) = (moved.load(Ordering::Relaxed), Instant::now());
     loop {
         if let Some(status) = child.try_wait()? {
-            return status.code().ok_or_else(|| anyhow!("`run` itself was ended: {status}"));
+            return status.code().with_context(|| format!("`run` itself was ended: {status}"));
         }
         let now = moved.load(Ordering::Relaxed);
         if now != last {
@@ -242,10 +217,7 @@ fn wait(child: &mut Child, moved: &AtomicU64) -> Result<i32> {
 
 fn check_run(id: u64, fed: Result<u64>, records: &Records, stderr: &[u8], code: i32) -> Result<RelayTally> {
     // If feeding failed, `run` had already ended, and its code and messages say more.
-    let count = match fed {
-        Ok(count) => count,
-        Err(error) => return Err(error.context(format!("`run` ended with {code} before its input did"))),
-    };
+    let count = fed.with_context(|| format!("`run` ended with {code} before its input did"))?;
     records.finish(count).with_context(|| format!("output, and exit code {code}"))?;
     let (words, quiet) = without_quiet_lines(stderr);
     let expected = expected_stderr(id, count * RECORD);
@@ -263,34 +235,24 @@ fn check_run(id: u64, fed: Result<u64>, records: &Records, stderr: &[u8], code: 
 /// Removes the messages of `run` about a lost link from stderr and counts them. A message may be inside a line of the program, because a
 /// chunk of output may end there.
 fn without_quiet_lines(stderr: &[u8]) -> (Vec<u8>, u64) {
-    let (words, quiet) = without_lines(stderr, QUIET);
-    let (mut words, _) = without_lines(&words, STILL);
+    let mut words = stderr.to_vec();
+    let quiet = remove_messages(&mut words, QUIET);
     for notice in NOTICES {
-        while let Some(at) = find(&words, notice) {
-            words.drain(at..at + notice.len());
-        }
+        remove_messages(&mut words, notice);
     }
     (words, quiet)
 }
 
-/// Takes out every line with this beginning and end, and counts them.
-fn without_lines(stderr: &[u8], (begin, end): (&[u8], &[u8])) -> (Vec<u8>, u64) {
-    let mut rest = stderr;
-    let mut words = Vec::with_capacity(stderr.len());
+/// Removes every message with this beginning and end, and counts them.
+fn remove_messages(words: &mut Vec<u8>, (begin, end): (&[u8], &[u8])) -> u64 {
+    let find = |bytes: &[u8], part| (0..=bytes.len()).find(|at| bytes[*at..].starts_with(part));
     let mut count = 0;
-    while let Some(at) = find(rest, begin) {
-        let line = &rest[at..];
-        let Some(length) = find(line, end).map(|at| at + end.len()) else { break };
-        words.extend_from_slice(&rest[..at]);
-        rest = &line[length..];
+    while let Some(at) = find(words, begin) {
+        let Some(length) = find(&words[at + begin.len()..], end) else { break };
+        words.drain(at..at + begin.len() + length + end.len());
         count += 1;
     }
-    words.extend_from_slice(rest);
-    (words, count)
-}
-
-fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
-    bytes.windows(part.len()).position(|window| window == part)
+    count
 }
 
 /// The last lines that are not steps of the program.

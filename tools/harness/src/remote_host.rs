@@ -5,6 +5,7 @@
 //! a login otherwise does itself. Dropping this ends everything that runs on the far side.
 
 use std::{
+    ffi::OsStr,
     fs,
     net::{TcpListener, TcpStream},
     os::unix::fs::PermissionsExt as _,
@@ -69,13 +70,11 @@ impl<'a> RemoteHost<'a> {
         let user = user.trim_end().to_owned();
         let made_empty_folder = rustix::process::geteuid().is_root() && fs::create_dir(EMPTY_FOLDER).is_ok();
         let (sshd, port) = start_sshd(world, &folder, &user)?;
-        let closed_port = unused_port()?;
-        let host = Self { world, folder, port, closed_port, user, sshd, made_empty_folder };
+        let host = Self { world, folder, port, closed_port: unused_port()?, user, sshd, made_empty_folder };
         host.write_client()?;
-        let output_text = environment::output_of(host.command("ssh").args(["box", "pwd"]), Duration::from_secs(20))?;
-        let home = host.home();
-        let is_home = String::from_utf8_lossy(&output_text.stdout).trim_end() == home.to_string_lossy();
-        ensure!(is_home, "`ssh box pwd` {}; sshd says: {}", environment::describe(&output_text), host.log_tail());
+        let output = environment::output_of(host.command("ssh").args(["box", "pwd"]), Duration::from_secs(20))?;
+        let is_home = String::from_utf8_lossy(&output.stdout).trim_end() == host.home().to_string_lossy();
+        ensure!(is_home, "`ssh box pwd` {}; sshd says: {}", environment::describe(&output), host.log_tail());
         Ok(host)
     }
 
@@ -94,7 +93,7 @@ impl<'a> RemoteHost<'a> {
 
     /// A command on the near side whose `ssh` knows the far one. This works for `ssh` itself too, because programs are looked up in the
     /// child's `PATH`.
-    pub fn command(&self, program: &str) -> Command {
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = self.world.command(program);
         command.env("PATH", self.world.path_with(Some(&self.folder.join("bin"))));
         command
@@ -109,17 +108,17 @@ impl<'a> RemoteHost<'a> {
 
     /// `exec-server` on the near side.
     pub fn exec_server(&self, args: &[&str]) -> Command {
-        let mut command = self.world.exec_server(args);
-        command.env("PATH", self.world.path_with(Some(&self.folder.join("bin"))));
+        let mut command = self.command(&self.world.binary);
+        command.args(args);
         command
     }
 
     /// Every sshd process that serves a connection: children of the listener, and their children.
     pub fn sessions(&self) -> Vec<u32> {
+        let direct = processes::children_of(self.sshd.id());
+        let below = direct.iter().flat_map(|pid| processes::children_of(*pid));
         let is_sshd = |pid: &u32| processes::comm(*pid).is_some_and(|name| name.starts_with("sshd"));
-        let direct: Vec<_> = processes::children_of(self.sshd.id()).into_iter().filter(is_sshd).collect();
-        let below = direct.iter().flat_map(|pid| processes::children_of(*pid)).filter(is_sshd);
-        below.collect::<Vec<_>>().into_iter().chain(direct).collect()
+        below.collect::<Vec<_>>().into_iter().chain(direct).filter(is_sshd).collect()
     }
 
     /// The last lines of sshd's log.
@@ -136,15 +135,7 @@ impl<'a> RemoteHost<'a> {
         self.sshd.kill()?;
         self.sshd.wait()?;
         ended?;
-        for pid in processes::with_path(&self.folder) {
-            // A process without a name has ended since it was listed.
-            let Some(name) = processes::comm(pid) else { continue };
-            ensure!(name.starts_with("exec-"), "still running on the far side: {name} {pid}");
-            processes::kill(pid, Signal::TERM);
-        }
-        wait_until("the server on the far side has ended", Duration::from_secs(10), || {
-            processes::with_path(&self.folder).is_empty()
-        })
+        environment::end_servers(&self.folder).context("on the far side")
     }
 
     fn write_client(&self) -> Result<()> {

@@ -4,6 +4,7 @@
 //! started, including holders.
 
 use std::{
+    ffi::OsStr,
     fs,
     io::{BufRead as _, BufReader},
     net::TcpListener,
@@ -27,13 +28,12 @@ use crate::{
 
 /// How a server is started and restarted.
 pub struct Setup {
-    binary: PathBuf,
+    /// The program that is used from the next start on.
+    pub binary: PathBuf,
     listen: String,
     /// Removed when the run is over.
     state: TempDir,
     extra: Vec<String>,
-    /// The fd limit with which the server is started.
-    nofile: Option<u64>,
     /// A command line prefix: the program that starts the server.
     through: Vec<String>,
     /// The uid it runs as.
@@ -51,30 +51,14 @@ impl Setup {
             listen: format!("ws://127.0.0.1:{port}"),
             state,
             extra: Vec::new(),
-            nofile: None,
             through: Vec::new(),
             user: None,
         })
     }
 
-    pub fn binary(&self) -> &Path {
-        &self.binary
-    }
-
     /// Adds an argument of `serve`.
     pub fn arg(mut self, arg: &str) -> Self {
         self.extra.push(arg.to_owned());
-        self
-    }
-
-    /// Uses this program from the next start on (an upgrade or a downgrade).
-    pub fn use_binary(&mut self, binary: &Path) {
-        binary.clone_into(&mut self.binary);
-    }
-
-    /// Limits the fds of the server.
-    pub fn nofile(mut self, most: u64) -> Self {
-        self.nofile = Some(most);
         self
     }
 
@@ -118,20 +102,9 @@ impl Setup {
 
     /// Starts the program; it does not listen yet.
     fn launch(&self) -> Result<OwnedChild> {
-        let mut command = match (self.nofile, &self.through[..]) {
-            (None, []) => Command::new(&self.binary),
-            (None, [program, words @ ..]) => {
-                let mut command = Command::new(program);
-                command.args(words).arg(&self.binary);
-                command
-            }
-            (Some(most), _) => {
-                let mut shell = Command::new("/bin/sh");
-                shell.args(["-c", &format!("ulimit -n {most}; exec \"$0\" \"$@\"")]).arg(&self.binary);
-                shell
-            }
-        };
-        command.args(["serve", "--listen", &self.listen, "--state-dir"]).arg(self.state_dir());
+        let mut words = self.through.iter().map(OsStr::new).chain([self.binary.as_os_str()]);
+        let mut command = Command::new(words.next().context("the binary is one")?);
+        command.args(words).args(["serve", "--listen", &self.listen, "--state-dir"]).arg(self.state_dir());
         command.args(&self.extra);
         if let Some(user) = self.user {
             command.uid(user).gid(user).current_dir("/");
@@ -201,6 +174,13 @@ impl Setup {
     /// The pids of the holders.
     pub fn holders(&self) -> Vec<u32> {
         self.family().into_iter().filter(|pid| comm(*pid).is_some_and(|comm| comm.starts_with("exec-holder"))).collect()
+    }
+
+    /// The only holder that was not there `before`.
+    pub fn new_holder(&self, before: &[u32]) -> Result<u32> {
+        let new: Vec<u32> = self.holders().into_iter().filter(|pid| !before.contains(pid)).collect();
+        ensure!(new.len() == 1, "one holder is new: {new:?}");
+        Ok(new[0])
     }
 
     /// The number of threads of server, spawner and holders.
@@ -335,19 +315,12 @@ pub fn own_memory_kib(pid: u32) -> u64 {
 }
 
 fn pss_kib(pid: u32, keys: &[&str]) -> u64 {
-    let sum = |text: &str, keys: &[&str]| -> u64 {
-        text.lines()
-            .filter(|line| keys.iter().any(|key| line.starts_with(key)))
-            .filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok())
-            .sum()
-    };
-    match fs::read_to_string(format!("/proc/{pid}/smaps_rollup")) {
-        Ok(text) if !text.is_empty() => sum(&text, keys),
-        _ => {
-            let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-            sum(&text, &["RssAnon:", "RssShmem:"])
-        }
-    }
+    let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let rollup = read("smaps_rollup");
+    let (text, keys) =
+        if rollup.is_empty() { (read("status"), &["RssAnon:", "RssShmem:"][..]) } else { (rollup, keys) };
+    let lines = text.lines().filter(|line| keys.iter().any(|key| line.starts_with(key)));
+    lines.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum()
 }
 
 /// The number of open fds of a process.

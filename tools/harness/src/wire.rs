@@ -199,7 +199,7 @@ impl WireClient {
         let is_it = |incoming: &ServerMessage| matches!(incoming, ServerMessage::Answer { id: answered, .. } if *answered == id);
         let mut early = kept.iter().position(is_it).and_then(|place| kept.remove(place));
         let outcome = loop {
-            match early.take().map_or_else(|| self.receive(), Ok) {
+            match early.take().map_or_else(|| self.receive(PATIENCE), Ok) {
                 Ok(ServerMessage::Answer { id: answered, outcome }) if answered == id => break outcome,
                 Ok(other) => kept.push_back(other),
                 Err(fault) => break Err(fault),
@@ -211,10 +211,7 @@ impl WireClient {
 
     /// The next message, in the order in which the server sent them.
     pub fn next_message(&mut self) -> Result<ServerMessage, CallError> {
-        match self.early.pop_front() {
-            Some(incoming) => Ok(incoming),
-            None => self.receive(),
-        }
+        self.early.pop_front().map_or_else(|| self.receive(PATIENCE), Ok)
     }
 
     /// Reads for this long, so that pings are answered; messages are kept for `next_message`.
@@ -226,7 +223,7 @@ impl WireClient {
                 break Ok(());
             }
             self.socket.get_ref().set_read_timeout(Some(left)).ok(); // If the socket is dead, the read reports it.
-            match self.receive_within(left) {
+            match self.receive(left) {
                 Ok(incoming) => self.early.push_back(incoming),
                 Err(CallError::Silence) => {}
                 Err(fault) => break Err(fault),
@@ -241,11 +238,7 @@ impl WireClient {
         std::mem::take(&mut self.early)
     }
 
-    fn receive(&mut self) -> Result<ServerMessage, CallError> {
-        self.receive_within(PATIENCE)
-    }
-
-    fn receive_within(&mut self, patience: Duration) -> Result<ServerMessage, CallError> {
+    fn receive(&mut self, patience: Duration) -> Result<ServerMessage, CallError> {
         let begun = Instant::now();
         loop {
             // Pings prove that the peer is alive, not that it still delivers.
@@ -322,12 +315,9 @@ fn decode(text: &str) -> Result<ServerMessage, CallError> {
         return Ok(ServerMessage::Answer { id, outcome: outcome(envelope.result, envelope.error) });
     };
     let params = envelope.params.map_or("null", RawValue::get);
-    match &*method {
-        "process/output" | "process/exited" | "process/closed" => {}
-        _ => {
-            let params = serde_json::from_str(params).map_err(|error| nonsense(&error))?;
-            return Ok(ServerMessage::Other { method: method.into_owned(), params });
-        }
+    let value = || serde_json::from_str::<Value>(params).map_err(|error| nonsense(&error));
+    if !["process/output", "process/exited", "process/closed"].contains(&&*method) {
+        return Ok(ServerMessage::Other { method: method.into_owned(), params: value()? });
     }
     let event: EventParams<'_> = serde_json::from_str(params).map_err(|error| nonsense(&error))?;
     let (process, seq) = (event.process_id.into_owned(), event.seq);
@@ -337,18 +327,13 @@ fn decode(text: &str) -> Result<ServerMessage, CallError> {
             Ok(ServerMessage::Output(OutputChunk { process, seq, bytes, gap: event.gap }))
         }
         ("process/exited", _, Some(code)) => Ok(ServerMessage::Exited { process, seq, code }),
-        ("process/closed", ..) => {
-            let params = serde_json::from_str(params).map_err(|error| nonsense(&error))?;
-            Ok(ServerMessage::Closed { process, seq, params })
-        }
+        ("process/closed", ..) => Ok(ServerMessage::Closed { process, seq, params: value()? }),
         _ => Err(nonsense(&"a key is missing")),
     }
 }
 
 fn outcome(result: Option<Value>, error: Option<Value>) -> Result<Value, CallError> {
-    let Some(error) = error else {
-        return Ok(result.unwrap_or(Value::Null));
-    };
+    let Some(error) = error else { return Ok(result.unwrap_or_default()) };
     Err(CallError::Refused {
         code: error["code"].as_i64().unwrap_or_default(),
         kind: error["data"]["kind"].as_str().unwrap_or_default().to_owned(),

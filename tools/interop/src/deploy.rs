@@ -2,7 +2,7 @@
 //! systemd itself parses both units; the server runs as pid 1 of a pid namespace, as in a container.
 
 use crate::prelude::*;
-use exec_server_harness::environment::{output_of, success_of};
+use exec_server_harness::environment::{OwnedChild, output_of, success_of};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -60,24 +60,12 @@ fn first_process(world: &Environment) -> Result<Vec<String>> {
     command.args(["-pf", "--mount-proc", "--kill-child"]).arg(&world.binary);
     command.args(["serve", "--kill-on-exit", "--listen", &url, "--state-dir"]).arg(dir.join("state"));
     let server = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("start `unshare`")?;
-    let tried = try_first(world, &dir.join("x.sock"), &url);
-    end(server)?;
-    tried
-}
-
-fn try_first(world: &Environment, socket: &std::path::Path, url: &str) -> Result<Vec<String>> {
-    wait_until("the socket", PATIENCE, || socket.exists())?;
+    // `--kill-child` makes `unshare` kill what it started.
+    let _server = OwnedChild(server);
+    wait_until("the socket", PATIENCE, || dir.join("x.sock").exists())?;
     let script = "echo $PPID; (setsid sleep 0.1 &); sleep 0.5; grep -l '^State:.Z' /proc/[0-9]*/status || echo none";
-    let output_text =
-        success_of(&mut world.exec_server(&["run", "--connect", url, "--", "sh", "-c", script]), PATIENCE)?;
-    let output_text = String::from_utf8_lossy(&output_text).into_owned();
+    let mut run = world.exec_server(&["run", "--connect", &url, "--", "sh", "-c", script]);
+    let output_text = String::from_utf8(success_of(&mut run, PATIENCE)?)?;
     ensure!(output_text.trim_end().ends_with("none"), "zombies are left: {output_text}");
     Ok(vec!["as the first process of a namespace it serves".to_owned(), "and orphans are reaped there".to_owned()])
-}
-
-fn end(mut server: Child) -> Result<()> {
-    // `--kill-child` makes `unshare` kill what it started.
-    server.kill().context("end `unshare`")?;
-    server.wait().context("wait for `unshare`")?;
-    Ok(())
 }

@@ -26,7 +26,7 @@ use std::{path::PathBuf, process::ExitCode, time::Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Parser as _;
 use exec_server_harness::{environment::Environment, relay};
-use exec_server_workspace::{cargo, packages};
+use exec_server_workspace::{cargo, exit_code, packages};
 
 /// Run programs that others wrote against ours: Python, Node, ssh, tmux, vim, top.
 #[derive(clap::Parser)]
@@ -107,13 +107,7 @@ fn main() -> ExitCode {
         Some(HiddenCommand::Child(ChildCommand::Relay { id })) => relay::child(id),
         None => run(&command.options),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("interop: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code("interop", outcome.map(|()| ExitCode::SUCCESS))
 }
 
 fn run(options: &InteropOptions) -> Result<()> {

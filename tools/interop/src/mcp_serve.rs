@@ -3,8 +3,6 @@
 //! Uses a Python environment and a directory for Node's package below the target directory. Needs Python 3 with `venv`, Node 20 with npm,
 //! and their package indexes once. The clients implement the protocol; this module does not.
 
-use std::io::{BufRead as _, BufReader};
-
 use crate::prelude::*;
 
 /// For one client on a busy machine: it starts an interpreter, and waits for one timeout.
@@ -106,9 +104,8 @@ impl McpHttpServer {
     fn start(world: &Environment, folder: &Path) -> Result<Self> {
         let mut command = world.exec_server(&["mcp", "serve", "--http", "127.0.0.1:0"]);
         let mut child = command.current_dir(folder).stdout(Stdio::piped()).spawn().context("start `mcp serve`")?;
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().context("a pipe")?).read_line(&mut line)?;
-        let (url, token) = line.trim_end().split_once("?token=").with_context(|| format!("it printed: {line}"))?;
+        let line = processes::first_line(&mut child)?;
+        let (url, token) = line.split_once("?token=").with_context(|| format!("it printed: {line}"))?;
         Ok(Self { url: url.to_owned(), token: token.to_owned(), child })
     }
 

@@ -73,11 +73,12 @@ fn next_ssh(watch: &RelayWatch, last: Option<u32>, in_flow: bool) -> Result<u32>
     let is_over = || watch.over.load(Ordering::Relaxed);
     let mut ssh = None;
     wait_until("a new ssh runs", NEXT_SSH, || {
-        ssh = watch.pid().and_then(find_ssh).filter(|ssh| Some(*ssh) != last);
+        ssh = find_ssh(watch.pid.load(Ordering::Relaxed)).filter(|ssh| Some(*ssh) != last);
         is_over() || ssh.is_some()
     })?;
-    let back = watch.back();
-    wait_until("output comes over the new ssh", NEXT_SSH, || is_over() || !in_flow || watch.back() > back)?;
+    let back = || watch.back.load(Ordering::Relaxed);
+    let before = back();
+    wait_until("output comes over the new ssh", NEXT_SSH, || is_over() || !in_flow || back() > before)?;
     ensure!(!is_over(), "the run ended before it was told to");
     ssh.context("a new ssh was found")
 }

@@ -8,3 +8,13 @@
 pub mod cargo;
 pub mod packages;
 pub mod processes;
+
+use std::process::ExitCode;
+
+/// The exit code of a program of ours; an error is printed after the name of the program.
+pub fn exit_code(name: &str, outcome: anyhow::Result<ExitCode>) -> ExitCode {
+    outcome.unwrap_or_else(|error| {
+        eprintln!("{name}: {error:#}");
+        ExitCode::FAILURE
+    })
+}

@@ -14,38 +14,21 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::cargo;
 
 /// A program and its package on Debian and Ubuntu.
-pub struct RequiredPackage {
-    pub program: &'static str,
-    pub package: &'static str,
-}
+pub type RequiredPackage = (&'static str, &'static str);
 
 pub const SSH: &[RequiredPackage] = &[
-    RequiredPackage { program: "sshd", package: "openssh-server" },
-    RequiredPackage { program: "ssh", package: "openssh-client" },
-    RequiredPackage { program: "ssh-keygen", package: "openssh-client" },
-    RequiredPackage { program: "scp", package: "openssh-client" },
+    ("sshd", "openssh-server"),
+    ("ssh", "openssh-client"),
+    ("ssh-keygen", "openssh-client"),
+    ("scp", "openssh-client"),
 ];
-
-pub const TERMINAL: &[RequiredPackage] = &[
-    RequiredPackage { program: "tmux", package: "tmux" },
-    RequiredPackage { program: "vim", package: "vim" },
-    RequiredPackage { program: "top", package: "procps" },
-];
-
-pub const DEPLOY: &[RequiredPackage] = &[
-    RequiredPackage { program: "systemd-analyze", package: "systemd" },
-    RequiredPackage { program: "unshare", package: "util-linux" },
-];
-
-pub const MCP: &[RequiredPackage] = &[
-    RequiredPackage { program: "git", package: "git" },
-    RequiredPackage { program: "node", package: "nodejs" },
-    RequiredPackage { program: "npm", package: "npm" },
-];
+pub const TERMINAL: &[RequiredPackage] = &[("tmux", "tmux"), ("vim", "vim"), ("top", "procps")];
+pub const DEPLOY: &[RequiredPackage] = &[("systemd-analyze", "systemd"), ("unshare", "util-linux")];
+pub const MCP: &[RequiredPackage] = &[("git", "git"), ("node", "nodejs"), ("npm", "npm")];
 
 /// Needed by `cargo xtask faults`.
-pub const IP: &[RequiredPackage] = &[RequiredPackage { program: "ip", package: "iproute2" }];
-pub const STRACE: &[RequiredPackage] = &[RequiredPackage { program: "strace", package: "strace" }];
+pub const IP: &[RequiredPackage] = &[("ip", "iproute2")];
+pub const STRACE: &[RequiredPackage] = &[("strace", "strace")];
 
 /// Searched in addition to `PATH`, because servers are often not in a user's `PATH`.
 const MORE_PLACES: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
@@ -59,15 +42,15 @@ pub fn find(program: &str) -> Option<PathBuf> {
 
 /// Ensures that all programs are installed.
 pub fn ensure(needs: &[RequiredPackage]) -> Result<()> {
-    let mut packages: Vec<_> =
-        needs.iter().filter(|need| find(need.program).is_none()).map(|need| need.package).collect();
+    let is_missing = |(program, _): &&RequiredPackage| find(program).is_none();
+    let mut packages: Vec<_> = needs.iter().filter(is_missing).map(|(_, package)| *package).collect();
     packages.dedup();
     if packages.is_empty() {
         return Ok(());
     }
     install(&packages).with_context(|| format!("programs are missing: `apt-get install {}`", packages.join(" ")))?;
-    for need in needs {
-        ensure!(find(need.program).is_some(), "`{}` is not in the package `{}`", need.program, need.package);
+    for (program, package) in needs {
+        ensure!(find(program).is_some(), "`{program}` is not in the package `{package}`");
     }
     Ok(())
 }
@@ -75,8 +58,9 @@ pub fn ensure(needs: &[RequiredPackage]) -> Result<()> {
 fn install(packages: &[&str]) -> Result<()> {
     ensure!(find("apt-get").is_some(), "this machine has no `apt-get`");
     ensure!(rustix::process::geteuid().is_root(), "only root can install packages");
-    let starts_services = Path::new("/run/systemd/system").exists() && !forbids_services();
-    if packages.contains(&"openssh-server") && starts_services {
+    // Containers have this file, which forbids services to start.
+    let forbids_services = Path::new("/usr/sbin/policy-rc.d").exists();
+    if packages.contains(&"openssh-server") && Path::new("/run/systemd/system").exists() && !forbids_services {
         bail!("`openssh-server` would start a server for everybody on this machine; install it yourself");
     }
     println!("installing {}", packages.join(", "));
@@ -86,11 +70,6 @@ fn install(packages: &[&str]) -> Result<()> {
         apt(&["install", "-y", "--no-install-recommends"], packages)?;
     }
     Ok(())
-}
-
-/// Whether the system forbids services to start, as containers do.
-fn forbids_services() -> bool {
-    fs::metadata("/usr/sbin/policy-rc.d").is_ok()
 }
 
 fn apt(args: &[&str], packages: &[&str]) -> Result<()> {

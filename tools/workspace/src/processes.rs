@@ -2,7 +2,9 @@
 
 use std::{
     fs,
+    io::{BufRead as _, BufReader},
     path::Path,
+    process::Child,
     thread,
     time::{Duration, Instant},
 };
@@ -41,6 +43,13 @@ pub fn with_path(folder: &Path) -> Vec<u32> {
         cmdline.windows(needle.len()).any(|part| part == needle)
     };
     pids().filter(|pid| *pid != own && has_path(*pid)).collect()
+}
+
+/// The first line that a program prints on its stdout, which is then closed; empty if it prints none.
+pub fn first_line(child: &mut Child) -> Result<String> {
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().context("standard output is a pipe")?).read_line(&mut line)?;
+    Ok(line.trim_end().to_owned())
 }
 
 /// Sends a signal to a process that we started, or to one of its descendants; returns whether it existed.

@@ -48,7 +48,7 @@ pub(super) fn run_script(shape: ClientShape, first: &Path, second: &Path) -> Res
     let mut client = ScriptClient::open(shape, &server.address)?;
     client.before().context("before the change of servers")?;
     server.kill()?;
-    setup.use_binary(second);
+    setup.binary = second.to_owned();
     let server = setup.start()?;
     client.resume(&server.address).context("resume at the second server")?;
     client.after().with_context(|| format!("after the change; the server says: {}", setup.log_tail()))?;
