@@ -44,7 +44,7 @@ const KERNEL_FILE_SYSTEMS: &[u64] = &[
     0x7472_6163, // tracefs
     0x7363_6673, // securityfs
     0xcafe_4a11, // bpf
-    0x6270_6e65, // binfmt_misc and others of its family
+    0x4249_4e4d, // binfmt_misc
 ];
 
 /// Which part of a tree to scan, and how much of it.
