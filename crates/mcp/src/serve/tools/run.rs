@@ -129,7 +129,7 @@ pub(super) async fn run(call: &CallContext<'_>, arguments: RunArguments) -> Resu
     };
     command_run.follow(call, begun).await?;
     if client.server().capabilities.forget && command_run.is_closed {
-        // Otherwise the executor would keep the process for a day. Ignore a failure: the executor forgets it with the session at the
+        // Otherwise the executor would keep the ended process and its output. Ignore a failure: it is forgotten with the session at the
         // latest.
         time::timeout(GRACE, command_run.process.forget()).await.ok();
     }
