@@ -17,7 +17,8 @@ impl Cancel {
         Self::default()
     }
 
-    /// Requests cancellation. The operation ends at the next point where it leaves nothing half done.
+    /// Requests cancellation. The operation ends at its next check, if one follows. A tree may then be copied or removed in part; no file is
+    /// written in part.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }

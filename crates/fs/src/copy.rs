@@ -44,6 +44,7 @@ const LINK_TRIES: u32 = 16;
 const NEEDS_RECURSIVE: &str = "fs/copy requires recursive: true when sourcePath is a directory";
 
 /// Copies a file with its mode, a link as it is, or with `recursive` a directory. A destination directory may already exist.
+/// FIFOs, sockets and devices in a directory are skipped.
 pub fn copy(view: &View, source: &Path, destination: &Path, recursive: bool, cancel: &Cancel) -> Result<()> {
     // Find out the type with an O_PATH fd, because opening a device can have side effects. Such an fd cannot be read, so a file or a
     // directory is then opened by its path, and its type is checked again.
@@ -119,6 +120,7 @@ fn copy_tree(view: &View, top: &OwnedFd, source: &Path, destination: &Path, canc
     // itself.
     let made =
         view.locate(destination, Links::Follow).and_then(|fd| Stat::of(fd.as_fd())).context("copy", destination)?;
+    // `.` for the source itself, because `openat2` refuses an empty path.
     let mut waiting = VecDeque::from([PathBuf::from(".")]);
     let mut entries = 0;
     while let Some(relative) = waiting.pop_front() {

@@ -66,8 +66,9 @@ pub fn create_directory(view: &View, path: &Path, links: Links, recursive: bool,
         }
         // Create from the top. A parent that exists already costs only a lookup, and one that another process creates in the meantime is
         // accepted.
-        let missing: Vec<&Path> = path.ancestors().take_while(|path| !is_directory(view, path, links)).collect();
+        let missing: Vec<&Path> = path.ancestors().take_while(|path| !may_exist(view, path, links)).collect();
         for ancestor in missing.into_iter().rev() {
+            // The mode is only for the directory itself, not for its parents.
             let mode = mode.filter(|_| ancestor == path);
             match make_directory(view, ancestor, links, mode) {
                 Err(reason) if reason.is(Errno::EXIST) => {
@@ -84,10 +85,10 @@ pub fn create_directory(view: &View, path: &Path, links: Links, recursive: bool,
     })
 }
 
-fn is_directory(view: &View, path: &Path, links: Links) -> bool {
+/// Whether a directory exists, or a failure other than `NotFound` leaves that open.
+fn may_exist(view: &View, path: &Path, links: Links) -> bool {
     match view.open(path, links, OFlags::PATH | OFlags::DIRECTORY) {
         Ok(_) => true,
-        // Create only what certainly does not exist.
         Err(reason) => !reason.is(Errno::NOENT),
     }
 }
@@ -110,8 +111,8 @@ fn make_directory(view: &View, path: &Path, links: Links, mode: Option<u32>) -> 
     Ok(())
 }
 
-/// Lists a directory in the order of the file system, with links followed. A link that leads nowhere is left out. More than `most` entries
-/// are an error.
+/// Lists a directory in the order of the file system, with links followed. A link that leads nowhere or out of the view is left out. More
+/// than `most` entries are an error.
 pub fn read_directory(
     view: &View,
     path: &Path,

@@ -1,7 +1,8 @@
 //! Ignore rules: `.ignore` and `.gitignore` of each directory, and `.git/info/exclude` of a repository. The user's own git configuration is
 //! not read.
 //!
-//! Rules are checked from the deepest directory upwards. The first rule that matches a path decides.
+//! Directories are checked from the deepest upwards. The first one with a rule that matches the path decides. Within one file, the last rule
+//! that matches decides.
 
 use std::{
     ffi::OsStr,
@@ -20,7 +21,7 @@ use crate::{scan::open_below, view::open_at};
 /// size.
 const RULE_FILE_BYTES: u64 = 256 << 10;
 
-/// Maximum number of directories above a root whose rules are read.
+/// How many directories, from the root of a scan upwards, are searched for the top of a git repository.
 const PARENTS: usize = 64;
 
 /// The rules of one directory, highest precedence first.
@@ -36,7 +37,8 @@ impl IgnoreRules {
         Self { sets: names.iter().filter_map(|name| read(dir, name, path)).collect() }
     }
 
-    /// The rules of the directories above `root`, up to the top of its git repository. Empty if `root` is not in a repository.
+    /// The rules of the directories above `root`, up to the top of its git repository; that of the top first. Empty if `root` is not in
+    /// a repository.
     pub(crate) fn above(root: &Path) -> Vec<Self> {
         let mut rules = Vec::new();
         for parent in root.ancestors().take(PARENTS) {

@@ -1,4 +1,4 @@
-//! Overwriting a file in place: a file with more than one hard link, or one in a directory where no new file can be created.
+//! Overwriting a file in place, where it cannot be replaced by a new file: see `write`.
 //!
 //! An in-place write is not atomic. Everything that could refuse it is therefore checked first: the etag, whether mode and time may be set,
 //! and whether there is enough space. After the first byte is changed, the write can no longer be cancelled. Space is reserved with

@@ -51,7 +51,7 @@ fn try_remove(dir: BorrowedFd<'_>, name: &OsStr) -> Result<bool, ErrorKind> {
         }
         _ => return Ok(false),
     };
-    // Check again under the lock: another writer may have taken the name. Then its file is the one to lock, not ours.
+    // Check again under the lock: another writer may have taken the name. Then the lock is on the old file, not on that writer's.
     let now = Stat::entry(dir, name)?;
     if !now.is_same_file(&seen) || now.kind != seen.kind {
         return Ok(false);

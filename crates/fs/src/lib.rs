@@ -8,8 +8,9 @@
 //! - A view may have a [`Guard`], which refuses certain objects by device and inode, independent of the path that leads to them.
 //! - Files are opened without blocking, and only regular files are opened. A FIFO, a device or a file of `/proc` is an error at once.
 //! - A file is written under a temporary name or without a name and then renamed into place. No reader sees a partly written file, and a
-//!   full disk leaves the old file intact.
-//! - Every operation has limits, and checks its [`Cancel`] in every loop.
+//!   full disk leaves the old file intact. The module `write` lists the exceptions.
+//! - Operations with large results have limits. Long operations check their [`Cancel`] or [`Stop`]; a write in place cannot be cancelled
+//!   after its first byte.
 //! - Every failure is an [`Error`]: the action, the path and the reason, with an [`ErrorCategory`] to branch on.
 
 pub mod glob;

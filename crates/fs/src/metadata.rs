@@ -2,7 +2,8 @@
 //!
 //! An *etag* changes whenever the bytes of a file change. It consists of the file's identity, size and times. The resolution of the times
 //! is the tick of the kernel's clock, so two changes within one tick could have the same times. The etag of a file that changed very
-//! recently therefore also contains a hash of its bytes.
+//! recently therefore also contains a hash of its bytes, unless the file is large: then the second of two changes within one tick may go
+//! unnoticed.
 
 use std::{
     fs::File,
@@ -85,6 +86,7 @@ impl FileKind {
             FileType::Symlink => Self::Symlink,
             FileType::Fifo => Self::Fifo,
             FileType::Socket => Self::Socket,
+            // Character and block devices.
             _ => Self::Device,
         }
     }
@@ -315,7 +317,7 @@ pub(crate) fn permissions(mode: u32) -> Result<Mode, ErrorKind> {
     Ok(Mode::from_raw_mode(mode))
 }
 
-/// The timestamps for `futimens`: a new modification time, and an unchanged access time.
+/// The timestamps for `futimens` and `utimensat`: a new modification time, and an unchanged access time.
 pub(crate) fn times(modified: Moment) -> Result<Timestamps, ErrorKind> {
     if modified.nanos >= 1_000_000_000 {
         return Err(ErrorKind::InvalidInput("nanoseconds go up to 999,999,999"));

@@ -82,9 +82,9 @@ impl Patterns {
 #[derive(Debug, Clone)]
 pub struct PathPattern {
     set: GlobSet,
-    /// Leading components without a wildcard.
+    /// Leading components without a wildcard. Empty if the pattern contains braces.
     prefix: Vec<String>,
-    /// Maximum depth of a match. `None` if the pattern contains `**`.
+    /// The number of components of a match. `None` if the pattern contains `**` or braces.
     depth: Option<usize>,
     /// A component of the pattern begins with a dot.
     names_hidden: bool,

@@ -101,6 +101,7 @@ fn remove_tree(view: &View, parent: OwnedFd, name: OsString, cancel: &Cancel) ->
                 match unlinkat(&above, &level.name, AtFlags::REMOVEDIR) {
                     // Other processes added entries.
                     Err(Errno::NOTEMPTY | Errno::EXIST) if level.rounds < ROUNDS => continue,
+                    // Another process removed the directory. For the top one, the caller decides whether that is an error.
                     Err(Errno::NOENT) if levels.len() > 1 => {}
                     other => other?,
                 }

@@ -44,7 +44,7 @@ const KERNEL_FILE_SYSTEMS: &[u64] = &[
     0x7472_6163, // tracefs
     0x7363_6673, // securityfs
     0xcafe_4a11, // bpf
-    0x6270_6e65, // binfmt_misc and others of its family
+    0x4249_4e4d, // binfmt_misc
 ];
 
 /// Which part of a tree to scan, and how much of it.
@@ -61,13 +61,13 @@ pub struct ScanFilter {
     pub include: Patterns,
     /// Skip files and directories that match one of these patterns.
     pub exclude: Patterns,
-    /// Levels below the root.
+    /// Visit only entries at most this many levels below the root, and at least its own entries. `MAX_DEPTH` also applies.
     pub max_depth: usize,
-    /// Total number of directory entries.
+    /// Maximum number of directory entries to examine.
     pub max_entries: u64,
 }
 
-/// A limit that ended the scan early, so that the result may be incomplete.
+/// A limit that cut a scan short, so that the result may be incomplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ScanCut {
     Cancelled,
@@ -102,7 +102,7 @@ pub struct ScanSummary {
     pub errors: Vec<(PathBuf, io::Error)>,
     /// Number of all errors.
     pub error_count: u64,
-    /// Why the scan ended early. Each reason occurs once, in order.
+    /// The limits that cut the scan short, each once, sorted.
     pub cuts: Vec<ScanCut>,
 }
 
@@ -235,7 +235,7 @@ impl<'a> Scan<'a> {
 
     fn is_ignored(&self, relative: &Path, is_directory: bool) -> bool {
         let path = self.real.join(relative);
-        // From the deepest directory upwards: the first rule that matches decides.
+        // From the deepest directory upwards: the first directory with a matching rule decides.
         let mut rules = self.above.iter().chain(self.levels.iter().map(|level| &level.rules)).rev();
         rules.find_map(|rules| rules.decide(&path, is_directory)).unwrap_or(false)
     }
@@ -290,7 +290,7 @@ impl<'a> Scan<'a> {
                 self.summary.record_cut(ScanCut::Entries);
                 break;
             }
-            // Only at every 1024th name, because the check reads the clock.
+            // Only at every 1024th name, because the check reads the clock. `run` checks again and records the reason.
             if names.len() % 1024 == 1023 && self.stop.check().is_some() {
                 break;
             }

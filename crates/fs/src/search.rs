@@ -116,6 +116,7 @@ impl SearchLine {
     /// Bytes that this line counts towards `max_result_bytes`.
     #[must_use]
     pub fn cost(&self) -> usize {
+        // A span has 16 bytes.
         self.path.as_os_str().len() + self.text.len() + 16 * self.spans.len() + RESULT_OVERHEAD
     }
 }
@@ -181,6 +182,7 @@ pub fn search(
     };
     let (root, kind) = scan::open_root(view, path).context("search", path)?;
     let summary = if kind == FileKind::Directory {
+        // A restricted view may not read the ignore files above the root.
         let filter = ScanFilter { rules_above: filter.rules_above && view.is_everything(), ..filter.clone() };
         let scan = Scan::new(view, root, path, &filter, stop).context("search", path)?;
         scan.run(|entry, summary| search.visit(entry, path, summary))
@@ -359,6 +361,7 @@ impl MatchSink<'_, '_> {
         let (skipped, text, spans) = window(line, spans, self.search.limits.max_line_bytes);
         let reported = self.search.report(SearchLine {
             path: self.path.to_owned(),
+            // Always set, because the searcher counts lines.
             number: number.unwrap_or(0),
             offset,
             text: text.to_vec(),
@@ -428,7 +431,8 @@ fn spans(matcher: &RegexMatcher, line: &[u8]) -> Vec<(usize, usize)> {
     spans
 }
 
-/// The part of a line to return. It starts at the beginning of the line, or shortly before the first match if that lies too far behind.
+/// The part of a line to return: at most `most` bytes. It starts at the beginning of the line, or shortly before the first match if the
+/// match begins after `most` bytes. Returns its offset, its bytes, and the matches in it.
 fn window(line: &[u8], spans: Vec<(usize, usize)>, most: usize) -> (usize, &[u8], Vec<(usize, usize)>) {
     if line.len() <= most {
         return (0, line, spans);
@@ -438,6 +442,7 @@ fn window(line: &[u8], spans: Vec<(usize, usize)>, most: usize) -> (usize, &[u8]
     let end = boundary(line, (begin + most).min(line.len()));
     let inside =
         |(from, to): (usize, usize)| (from < end).then(|| (from.max(begin) - begin, to.clamp(begin, end) - begin));
+    // With a tiny `most`, the boundary of a character can put `end` before `begin`.
     (begin, &line[begin..end.max(begin)], spans.into_iter().filter_map(inside).collect())
 }
 

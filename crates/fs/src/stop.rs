@@ -52,6 +52,7 @@ impl Stop {
 
 /// The time of the monotonic clock. Changes of the wall clock do not affect it.
 fn now() -> Duration {
+    // Fails only for a negative time, which this clock never has.
     Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default()
 }
 

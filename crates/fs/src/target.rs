@@ -22,8 +22,8 @@ use crate::{
     view::{LINKS, link_target_path, mount_id_of, open_at},
 };
 
-/// Locks for names. All writers of one name share a lock. Two names whose hashes collide share one too, so one writer may wait for the
-/// writer of another name.
+/// Locks for names. All writers of one name in this process share a lock. Two names whose hashes collide share one too, so one writer may
+/// wait for the writer of another name.
 static NAME_LOCKS: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
 
 /// Locks for files. Two names of the same file have two locks in `NAME_LOCKS`, so the file needs its own. Lock order: the name first, then
@@ -184,6 +184,7 @@ impl ExistingFile {
 }
 
 fn lock_of(locks: &'static [Mutex<()>; 64], key: impl Hash) -> MutexGuard<'static, ()> {
+    // The remainder is below 64, so the conversion cannot fail.
     let at = usize::try_from(hash(key) % locks.len() as u64).unwrap_or(0);
     locks[at].lock()
 }
@@ -213,6 +214,7 @@ fn strip_number(text: &[u8]) -> Option<&[u8]> {
     number.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')).then_some(rest)
 }
 
+/// `DefaultHasher::new` has fixed keys, so another process of this program computes the same temporary names.
 fn hash(key: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);

@@ -2,7 +2,8 @@
 //!
 //! A [`View`] covers everything, or what lies beneath certain root directories. To resolve a path, it makes one `openat2` call from the fd
 //! of a root with `RESOLVE_BENEATH`: the kernel refuses any path that would leave the root, even if a component is swapped during the call.
-//! Magic links (`/proc/*/fd`, `/proc/*/root`) are never followed. If the kernel has no `openat2`, a restricted view opens nothing.
+//! Magic links (`/proc/*/fd`, `/proc/*/root`) are never followed. If the kernel has no `openat2`, only an unrestricted view that follows
+//! links opens anything, with `openat`.
 //!
 //! `RESOLVE_BENEATH` also refuses an absolute symbolic link that leads back beneath a root. In that case the view asks the kernel where the
 //! path leads, and opens that result beneath its root without following any link. The result is only a hint; it never grants access.
@@ -193,6 +194,7 @@ impl View {
         // A single visible file may lie in a directory that is itself invisible.
         let dir =
             if self.tree.is_none() || self.is_shown_in(dir.as_fd(), name) { dir } else { self.refuse_cover(dir)? };
+        // The comparison of names is cheap, and usually saves the call of `real_path`.
         if let Some(tree) = &self.tree
             && tree.absent.iter().any(|path| path.ends_with(name))
             && tree.absent.contains(&real_path(dir.as_fd())?.join(name))
@@ -244,7 +246,7 @@ impl View {
         let arguments = self.arguments(path, links)?;
         open_with(&arguments, flags).map_err(|errno| match (errno, links) {
             (Errno::LOOP, Links::Refuse) => ErrorKind::Symlink,
-            // Without `openat2`, only an unrestricted view can open paths.
+            // `open_with` has an alternative only for an unrestricted view that follows links.
             (Errno::NOSYS, _) => ErrorKind::Unsupported("this kernel cannot resolve paths safely (no openat2)"),
             (errno, _) => errno.into(),
         })

@@ -28,7 +28,7 @@ const ITEM_BYTES: usize = 64;
 /// Limits and options of a walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WalkOptions {
-    /// Levels below the root whose directories are read. 0 lists only the root itself.
+    /// Levels below the root whose directories are read. With 0, only the root is read.
     pub max_depth: u64,
     /// Maximum number of directories to read, including the root.
     pub max_directories: u64,
@@ -45,7 +45,7 @@ pub struct WalkOptions {
 /// Result of a walk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WalkResult {
-    /// Directories and regular files.
+    /// Directories and regular files. With `follow_directories`, links to directories are listed as directories.
     pub entries: Vec<(PathBuf, FileKind)>,
     /// Paths that could not be examined, each with the reason.
     pub errors: Vec<(PathBuf, String)>,
@@ -120,6 +120,7 @@ struct Walker<'a> {
 }
 
 impl Walker<'_> {
+    /// Counts an item towards `max_bytes`. Fails if it does not fit.
     fn reserve(&mut self, text: usize) -> Result<(), WalkEnd> {
         let bytes = self.bytes.saturating_add(ITEM_BYTES + text);
         if bytes > self.options.max_bytes {
@@ -201,7 +202,8 @@ impl Walker<'_> {
         let mut names: Vec<(OsString, FileType)> = Vec::new();
         for_each_entry(dir, self.cancel, |name, file_type| {
             names.push((name.to_owned(), file_type));
-            // Keep more names than `max_entries`, because links that lead nowhere do not count.
+            // Keep more names than `max_entries`, because links that lead nowhere do not count. Let the list double before it is sorted, so
+            // that it is sorted rarely.
             if names.len() >= room.saturating_mul(4).max(1024) {
                 names.sort_unstable_by(|left, right| left.0.cmp(&right.0));
                 names.truncate(room.saturating_mul(2).max(512));

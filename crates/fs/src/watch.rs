@@ -43,7 +43,7 @@ use crate::{
 /// Maximum number of changed paths that wait to be taken. Beyond it they are dropped and overflow is reported.
 pub const CHANGES: usize = 16_384;
 
-/// Maximum total bytes of these paths.
+/// Maximum total bytes of the changed paths that wait.
 const CHANGE_BYTES: usize = 4 << 20;
 
 /// Maximum number of levels below the root that are watched.
@@ -93,7 +93,7 @@ pub enum ChangeKind {
 pub struct Change {
     pub path: PathBuf,
     pub kind: ChangeKind,
-    /// The kernel reported that the path is a directory.
+    /// The path is a directory, or was one when it was removed.
     pub is_directory: bool,
 }
 
@@ -114,7 +114,7 @@ pub struct ChangeBatch {
     pub overflow: bool,
     /// More changes are ready.
     pub more: bool,
-    /// Number of directories that are not watched because of a limit.
+    /// Number of directories that are not watched because of a limit or an error. A limit or an error that ended a scan counts as one.
     pub unwatched: u64,
     /// The watch has ended. No changes follow.
     pub end: Option<WatchEnd>,
@@ -178,7 +178,7 @@ impl PendingChanges {
         }
     }
 
-    /// Number of directories that are not watched because of a limit.
+    /// Like [`ChangeBatch::unwatched`].
     #[must_use]
     pub fn unwatched(&self) -> u64 {
         self.state.lock().unwatched
@@ -432,7 +432,7 @@ impl Watch {
             let enters = entry.kind == FileKind::Directory && self.watch_entry(view, entry, path, changes);
             ControlFlow::Continue(if enters { ScanAction::Enter } else { ScanAction::Pass })
         });
-        // The scan hit a limit or an error, so there may be more directories that are not watched.
+        // For each limit that the scan hit, and for each error, there may be directories that are not watched.
         changes.add_unwatched(u64::try_from(summary.cuts.len()).unwrap_or(u64::MAX) + summary.error_count);
     }
 
@@ -443,6 +443,7 @@ impl Watch {
         }
         // If the open fails, let the scan enter the directory: it fails there as well and records the error.
         let Ok(dir) = open_below(entry.parent, entry.name, OFlags::DIRECTORY) else { return true };
+        // The same checks as in `Scan::descend`: what the view hides is not watched.
         if fstat(&dir).is_ok_and(|stat| view.is_cover(stat.st_dev)) || view.check_guard(dir.as_fd()).is_err() {
             return false;
         }

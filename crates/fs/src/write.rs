@@ -6,7 +6,8 @@
 //! has one from the start. That name begins with `.exec-server-`, and the writer holds a lock on the file: see `leftovers`.
 //!
 //! Some writes happen in place and are not atomic: a file with more than one hard link (the other names must see the change, as in the
-//! reference), appending, writing at an offset, and a file in a directory where no new file can be created.
+//! reference), appending, writing at an offset, a file in a directory where no new file can be created, and a file whose owner or
+//! attributes this process may not give to a new file.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -124,7 +125,7 @@ fn write_whole(
     }
     let scratch = match (ScratchFile::new(target, existing.as_ref()), &existing) {
         (Ok(scratch), _) => scratch,
-        // The directory does not allow new files, but the file itself can be written.
+        // The directory does not allow new files, or a new file cannot get the old owner. The file itself can be written.
         (Err(reason), Some(existing)) if is_refused(&reason) && !existing.is_busy => return in_place(existing),
         (Err(reason), _) => return Err(reason),
     };
@@ -164,6 +165,7 @@ fn write_part(
     }
     check_options(&existing, options)?;
     match position {
+        // `write` passes no `Whole`.
         WritePosition::Offset(offset) => write_at(&existing.file, offset, bytes)?,
         WritePosition::Whole | WritePosition::End => append(&existing.file, bytes)?,
     }
@@ -333,6 +335,7 @@ impl ScratchFile {
         // The result can be ignored: a file without a name is open nowhere else, so the lock is free.
         leftovers::lock_as_writer(&self.file);
         let name = target.scratch_name();
+        // A second time after an abandoned file of this name was removed.
         for _ in 0..2 {
             match self.link(target, &name) {
                 Err(Errno::EXIST) if leftovers::remove_if_abandoned(target.dir.as_fd(), &name) => {}
@@ -476,7 +479,8 @@ impl Draft {
         let written = scratch.try_publish(&self.target, options, cancel)?;
         self.scratch = None;
         if was_kept {
-            // Drafts of older versions that were still in use when this draft began may be abandoned by now.
+            // Drafts of older versions that were still in use when this draft began may be abandoned by now. This draft has its final
+            // name, so the empty name spares none.
             remove_stale(&self.target, OsStr::new(""));
         }
         Ok(written)
@@ -521,6 +525,7 @@ impl Draft {
         }
     }
 
+    /// The draft's file. EBADF after a commit or `discard`.
     pub(crate) fn file(&self) -> Result<&File, ErrorKind> {
         self.scratch.as_ref().map(|scratch| &scratch.file).ok_or_else(|| Errno::BADF.into())
     }
@@ -582,6 +587,7 @@ fn remove_stale(target: &WriteTarget, ours: &OsStr) {
 }
 
 /// The umask of this process. It is read from procfs, because the system call `umask` can only return it by changing it.
+/// If procfs cannot be read, assumes a umask that gives no access to other users.
 fn umask() -> u32 {
     thread_status("Umask:").and_then(|bits| u32::from_str_radix(bits.trim(), 8).ok()).unwrap_or(0o077)
 }

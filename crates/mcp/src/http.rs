@@ -13,7 +13,7 @@
 //! A request with a token or configured headers follows redirects only within the origin of the server. For any other request the executor
 //! follows redirects by its own rules.
 //!
-//! Does not read the environment.
+//! This module does not read the environment.
 
 mod events;
 mod redirect;
@@ -54,7 +54,7 @@ use crate::config::HttpConfig;
 /// The largest message of a server, in bytes: an SSE event, or a whole JSON response.
 pub const MESSAGE_BYTES: usize = 16 << 20;
 
-/// How many bytes of a response body or of a redirect location an error shows.
+/// How many bytes of a response body, or how many characters of a redirect location, an error shows.
 const SHOWN_BYTES: usize = 256;
 
 const SESSION: &str = "mcp-session-id";
@@ -254,6 +254,7 @@ impl ExecutorHttp {
     /// Resolves when the transport is closed or dropped.
     fn until_closed(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut transport_open = self.transport_open.clone();
+        // Nothing is ever sent. `changed` fails when the sender is dropped.
         async move { while transport_open.changed().await.is_ok() {} }
     }
 
@@ -411,6 +412,7 @@ impl StreamableHttpClient for ExecutorHttp {
 }
 
 fn status(response: &Response<Body>) -> StatusCode {
+    // A number outside of 100 to 999 is not a status. Treat it as a failure of the server.
     StatusCode::from_u16(response.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
@@ -445,7 +447,8 @@ fn shown(body: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(&body[..body.len().min(SHOWN_BYTES)])
 }
 
-/// Handles an error status. A JSON-RPC error in the body is returned as a message, so that the caller gets it as such.
+/// Handles an error status. Except with 403 and 429, a JSON-RPC error in the body is returned as a message, so that the caller gets the
+/// server's own error.
 async fn refused(response: Response<Body>, session: Option<String>) -> Result<StreamableHttpPostResponse, HttpFailure> {
     let status = status(&response);
     let busy = busy(&response);

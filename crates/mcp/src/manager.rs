@@ -91,7 +91,8 @@ impl fmt::Debug for Settings {
 /// The restart policy for a crashed server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Restarts {
-    /// The maximum number of restarts in a row. After that the server counts as failed.
+    /// The maximum number of restarts after crashes in a row. After one more crash the server counts as failed. Failures of its executor
+    /// do not count.
     pub most: u32,
     /// The pause before the first restart. Each further pause is twice as long, up to `longest_pause`.
     pub first_pause: Duration,
@@ -179,7 +180,8 @@ impl Manager {
         if failed.is_empty() { Ok(summary) } else { Err(Error::Required { failed }) }
     }
 
-    /// Starts a server again after it has failed or required authentication, as if for the first time. Returns at once.
+    /// Starts a server again after it has failed or required authentication, as if for the first time. Also starts a server that was never
+    /// started. Has no effect on any other server. Returns at once.
     pub fn restart(&self, server: &str) -> Result<(), Error> {
         self.begin(self.find(server)?, StartMode::AfterFailure);
         Ok(())
@@ -273,6 +275,7 @@ impl Manager {
     /// read-only. Dropping the future cancels the call on the server.
     pub async fn call(&self, call: ToolCall) -> Result<CallResult, Error> {
         let server = self.find(&call.server)?;
+        // A call that is refused must not start the server.
         call::check(server, &call)?;
         self.begin(server, StartMode::First);
         call::send(server, call).await
@@ -306,7 +309,7 @@ impl Manager {
         async move {
             let mut summary = Summary::default();
             for server in servers {
-                match server.settled().await {
+                match server.wait_while_starting().await {
                     ServerStatus::Ready => summary.ready.push(server.name.clone()),
                     ServerStatus::AuthenticationRequired { reason } | ServerStatus::Failed { reason } => {
                         summary.failed.insert(server.name.clone(), reason);
@@ -335,7 +338,7 @@ impl Manager {
     }
 
     fn begin(&self, server: &Arc<ManagedServer>, mode: StartMode) {
-        // Check `stop` under the lock of the tasks. Shutdown sets `stop` before it takes this lock, so no task starts after it.
+        // Check `stop` under the lock of the tasks. Shutdown sets `stop` before it takes this lock, so no task starts after that.
         let mut tasks = self.tasks.lock();
         while tasks.try_join_next().is_some() {}
         if !*self.stop.borrow() && server.begin(mode) {

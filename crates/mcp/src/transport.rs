@@ -66,7 +66,7 @@ pub const EXIT_GRACE: Duration = Duration::from_secs(2);
 /// How long a server may take to exit after its stdin was closed, and again after SIGTERM.
 pub const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
-/// How long to wait for the report that a killed process has closed. The executor may be unreachable.
+/// How long to wait for the report that a killed process has closed, and for the answer to `forget`. The executor may be unreachable.
 const GONE_WITHIN: Duration = Duration::from_secs(5);
 
 /// The method with which a server asks the user.
@@ -127,7 +127,7 @@ pub struct StdioTransport {
     had_result: bool,
     /// Receives progress notifications. If set, results are delivered unparsed.
     on_progress: Option<Box<dyn Fn(Progress) + Send + Sync>>,
-    /// Resolves when the previous `send` has passed its turn.
+    /// Resolves when the previous `send` has enqueued its message or was dropped.
     turn: Option<oneshot::Receiver<()>>,
     /// Set when the process has exited, until it closes.
     leftovers: Option<LeftoverDeadline>,
@@ -305,7 +305,7 @@ impl Transport<RoleClient> for StdioTransport {
     async fn close(&mut self) -> Result<(), Self::Error> {
         let child = Arc::clone(&self.child);
         match &self.ending {
-            Some(StreamEnd::Exited(_) | StreamEnd::Lost(_) | StreamEnd::Closed) if child.process.closed().is_some() => {
+            Some(StreamEnd::Exited(_) | StreamEnd::Lost(_)) if child.process.closed().is_some() => {
                 child.forget().await;
             }
             // The session is lost, and its processes with it.

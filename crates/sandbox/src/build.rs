@@ -65,7 +65,7 @@ pub fn build(script: &ViewScript) -> Result<BuiltView, BuildError> {
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
         .doing(|| "make `/` a private mount".to_owned())?;
     let null = system::open_path(CWD, Path::new("/dev/null")).doing(|| "find `/dev/null`".to_owned())?;
-    // Open it before the root is replaced, because the view may not contain it.
+    // Open `/proc` before the root is replaced, because the view may not contain it.
     let proc = system::open_path(CWD, Path::new("/proc")).doing(|| "open `/proc`".to_owned())?;
     let copies = copy_sources(script)?;
     let mut builder = ViewBuilder { trees: BTreeMap::new(), null, mask: None };
@@ -186,6 +186,7 @@ impl ViewBuilder {
     }
 
     fn mount(&self, copy: Option<OwnedFd>, path: &Path, is_dir: bool, has_place: bool) -> io::Result<()> {
+        // Never `None` here: `copy_sources` has a copy for each `Bind`.
         let Some(copy) = copy else { return Ok(()) };
         let target = if has_place { system::open_path(CWD, path)? } else { self.make_mount_point(path, is_dir)? };
         system::attach(copy.as_fd(), target.as_fd())

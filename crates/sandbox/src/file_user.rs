@@ -20,7 +20,8 @@ use crate::system::{CapabilityWords, address, capabilities, io_call, set_capabil
 /// CAP_SETGID and CAP_SETUID, which a thread needs to restore its ids. They give no access to files.
 const KEPT: u32 = 1 << 6 | 1 << 7;
 
-/// As the id for `set_file_id`'s calls: changes nothing, because -1 is not a valid id. The call returns the current id.
+/// As the argument of `setfsuid` and `setfsgid`: changes nothing, because -1 is not a valid id. The call returns the
+/// current id.
 const QUERY: usize = u32::MAX as usize;
 
 thread_local! {

@@ -20,11 +20,13 @@ const ARCHITECTURE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const ARCHITECTURE: u32 = 0xc000_00b7;
 
+// The kernel's `SECCOMP_RET_…`, with an errno in the lower half.
 const ALLOW: u32 = 0x7fff_0000;
 const KILL: u32 = 0x8000_0000;
 const REFUSE: u32 = 0x0005_0000 | libc::EPERM as u32;
 const NO_SUCH_CALL: u32 = 0x0005_0000 | libc::ENOSYS as u32;
 
+// BPF instruction codes.
 const LOAD: u16 = 0x20;
 const IF_EQUAL: u16 = 0x15;
 const IF_AT_LEAST: u16 = 0x35;
@@ -244,8 +246,7 @@ fn leaves(rules: BTreeMap<u32, SyscallRule>) -> Vec<(u32, Vec<sock_filter>)> {
     out
 }
 
-/// A binary search for the leaf. When a filter is installed, at every start, the kernel evaluates it for each system
-/// call number. With a linear list of all numbers, that took longer than the exec that follows.
+/// A binary search for the leaf. The module documentation has the reason.
 fn tree(leaves: &[(u32, Vec<sock_filter>)]) -> Vec<sock_filter> {
     match leaves {
         [] => vec![return_code(ALLOW)],
@@ -255,6 +256,7 @@ fn tree(leaves: &[(u32, Vec<sock_filter>)]) -> Vec<sock_filter> {
             let (below, above) = (tree(low), tree(high));
             let from = high.first().map_or(0, |(from, _)| *from);
             let skipped = u32::try_from(below.len()).unwrap_or(u32::MAX);
+            // A conditional jump reaches at most 255 instructions, so it only decides about an unconditional jump.
             let mut out = vec![jump(IF_AT_LEAST, from, 0, 1), instruction(SKIP, skipped)];
             out.extend(below);
             out.extend(above);

@@ -45,7 +45,8 @@ const KERNEL_FILE_SYSTEMS: [&str; 16] = [
     "resctrl",
 ];
 
-/// Where such file systems are usually mounted. Every mount at or below these paths is made read-only, of any type.
+/// Where the kernel's file systems are usually mounted. Every mount at or below these paths is made read-only, of any
+/// type except message queues.
 const KERNEL_DIRS: [&str; 2] = ["/proc", "/sys"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

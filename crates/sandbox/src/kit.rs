@@ -20,7 +20,8 @@ use crate::{
     system::{address, call, capabilities, set_capabilities},
 };
 
-/// CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP and NET_BIND_SERVICE. Others could bypass a view.
+/// CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP and NET_BIND_SERVICE. Some of the
+/// others could bypass a view.
 const KEPT_CAPABILITIES: u64 = 1 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10;
 
 /// What a kit restricts.
@@ -51,7 +52,7 @@ pub enum KitError {
         landlock::NEEDED
     )]
     OldLandlock { release: u32 },
-    /// The kernel refused a Landlock rule.
+    /// A Landlock rule for this path could not be made. With `/`, possibly the ruleset itself.
     #[error("allow `{}`: {source}", path.display())]
     Rule { path: std::path::PathBuf, source: io::Error },
 }
@@ -108,6 +109,7 @@ impl Kit {
         let mut fds = fds.into_iter();
         let user = if has_user { Some(fds.next()?) } else { None };
         let (mounts, rules) = (fds.next()?, fds.next()?);
+        // There are three flags.
         let is_valid = fds.next().is_none() && flags < 8;
         is_valid.then_some(Self { user, mounts, rules, applied: AppliedKit { files, network } })
     }

@@ -20,6 +20,7 @@ pub(crate) struct MountInfo {
 pub(crate) fn parse(table: &[u8]) -> impl Iterator<Item = MountInfo> {
     table.split(|byte| *byte == b'\n').filter_map(|line| {
         let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
+        // The six fields before the tags cannot be the separator.
         let separator = fields.iter().skip(6).position(|field| *field == b"-")? + 6;
         let text = |at: usize| std::str::from_utf8(fields.get(at)?).ok();
         Some(MountInfo {

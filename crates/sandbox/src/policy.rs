@@ -277,6 +277,7 @@ impl PolicyResolver {
 fn hide(rules: &mut AccessRules, hidden: &[PathBuf]) {
     let mounts = if hidden.is_empty() { MountTable::default() } else { MountTable::read() };
     for path in hidden {
+        // The stamp of a missing path makes the rules outdated when the path appears.
         rules.stamp(path);
         let Ok(traced) = paths::trace(path) else { continue };
         let aliases = mounts.present_aliases(&traced.real);
@@ -343,6 +344,7 @@ fn read_line(path: &Path) -> Option<String> {
     // O_NONBLOCK: a sandboxed process may have put a FIFO there, and opening one waits for a writer.
     let file = fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
     file.take(GIT_FILE_MAX).read_to_string(&mut text).ok()?;
+    // A symbolic link does not count as a file here.
     let is_file = fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file());
     is_file.then(|| text.lines().next().map(str::to_owned)).flatten()
 }

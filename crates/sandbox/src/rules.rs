@@ -60,7 +60,7 @@ fn gerund(wanted: Access) -> &'static str {
     match wanted {
         Access::Read => "reading",
         Access::Write => "writing",
-        // Never wanted: every access includes it.
+        // Never in an error: every access includes it.
         Access::Deny => "using",
     }
 }

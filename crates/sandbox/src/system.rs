@@ -149,6 +149,7 @@ pub(crate) fn new_tree(kind: &CStr, options: &[(&CStr, &CStr)], attributes: u64)
 /// A new tmpfs whose root directory has this mode.
 pub(crate) fn tmpfs(mode: &CStr) -> io::Result<OwnedFd> {
     let attributes = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC;
+    // 1 MiB: it contains only mount points and links.
     new_tree(c"tmpfs", &[(c"mode", mode), (c"size", c"1m")], attributes)
 }
 

@@ -3,7 +3,7 @@
 
 use std::{io, path::PathBuf};
 
-/// The longest name or key that an error repeats, in characters.
+/// How many characters of a name or key an error repeats.
 const SHOWN_MAX: usize = 64;
 
 /// Why a configuration cannot be used.

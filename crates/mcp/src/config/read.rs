@@ -20,15 +20,16 @@ use super::{
     table::{self, wrong_type},
 };
 
-/// The tables that may contain servers, in either format. Code editors use the last one.
+/// The tables that may contain servers. Code editors use the last one, which is read only in JSON.
 const TABLES: [&str; 3] = ["mcp_servers", "mcpServers", "servers"];
 
-/// The longest environment name that environments.toml allows.
+/// The longest environment name that environments.toml allows, in characters.
 const ENVIRONMENT_MAX: usize = 64;
 
+/// Keys that only a server on stdio may have.
 const STDIO_KEYS: [&str; 5] = ["command", "args", "env", "env_vars", "cwd"];
 
-/// Includes the names that other programs use for the same keys.
+/// Keys that only a server over HTTP may have. Includes the names that other programs use for the same keys.
 const HTTP_KEYS: [&str; 7] =
     ["url", "bearer_token_env_var", "http_headers", "env_http_headers", "headers", "serverUrl", "httpUrl"];
 
@@ -221,7 +222,7 @@ impl ServerReader<'_> {
         let has_command = self.has("command");
         for key in ["type", "transport"] {
             let Some(text) = self.non_empty(key)? else { continue };
-            // Programs write it in several ways: `streamable-http`, `streamableHttp`, `streamable_http`.
+            // Programs write the name in several ways: `streamable-http`, `streamableHttp`, `streamable_http`.
             let plain: String = text.chars().filter(char::is_ascii_alphanumeric).collect();
             let fault = match plain.to_ascii_lowercase().as_str() {
                 "stdio" | "local" if has_url || !has_command => {

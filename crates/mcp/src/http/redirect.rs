@@ -9,7 +9,7 @@ pub(super) const MOST: usize = 5;
 /// The decision about a response.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RedirectDecision {
-    /// The response is not a redirect.
+    /// The response is not a redirect, or does not say where to.
     Stay,
     /// Repeat the request at this URL.
     Go(String),
@@ -22,7 +22,7 @@ pub(super) fn decide(method: &str, from: &str, status: StatusCode, location: Opt
     let keeps_method = match status {
         StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => true,
         StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND => method != "POST",
-        // Other redirects, such as 303, turn a POST into a GET without the message.
+        // Not followed for any method: 303 turns a POST into a GET without the message, and other statuses do not ask for a repetition.
         _ => false,
     };
     let Some(location) = location.filter(|_| status.is_redirection()) else { return RedirectDecision::Stay };
@@ -56,10 +56,11 @@ fn join(from: &Uri, location: &str) -> Option<String> {
     Some(format!("{scheme}://{authority}{path}"))
 }
 
+/// Scheme, host and port.
 fn origin(uri: &Uri) -> Option<(&Scheme, String, u16)> {
     let scheme = uri.scheme()?;
-    let known = if *scheme == Scheme::HTTPS { 443 } else { 80 };
-    Some((scheme, uri.host()?.to_ascii_lowercase(), uri.port_u16().unwrap_or(known)))
+    let default_port = if *scheme == Scheme::HTTPS { 443 } else { 80 };
+    Some((scheme, uri.host()?.to_ascii_lowercase(), uri.port_u16().unwrap_or(default_port)))
 }
 
 #[cfg(test)]

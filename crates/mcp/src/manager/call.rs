@@ -120,7 +120,8 @@ pub(super) fn check(server: &ManagedServer, call: &ToolCall) -> Result<(), Error
     Ok(())
 }
 
-/// Waits until the server is ready and no other call is in progress, sends the call, and waits for the result.
+/// Waits until the server is ready and, unless the call may overlap with others, until no other call is in progress. Then sends the call and
+/// waits for the result.
 pub(super) async fn send(server: &ManagedServer, call: ToolCall) -> Result<CallResult, Error> {
     // Wait until the server is ready: before that its read-only tools are not known, and `turn` depends on them.
     server.ready().await?;
@@ -133,6 +134,7 @@ pub(super) async fn send(server: &ManagedServer, call: ToolCall) -> Result<CallR
     }
     let mut meta = match call.meta {
         Some(Value::Object(meta)) => meta,
+        // Absent: `check` has refused all other types.
         _ => Map::new(),
     };
     // rmcp sets its own token.

@@ -142,6 +142,7 @@ impl PendingRequest<'_> {
         within: Option<Duration>,
     ) -> Result<Result<ServerResult, ServiceError>, Error> {
         let connection = self.connection;
+        // There is always a handle: `request` calls this once, right after the request was sent.
         let Some(handle) = &mut self.handle else { return Err(connection.end_error(method, ConnectionEnd::Ended)) };
         let mut open_questions = connection.shared.open_questions.subscribe();
         let mut end = connection.shared.end.subscribe();
@@ -167,6 +168,7 @@ impl PendingRequest<'_> {
                 // Cannot fail: the sender is in our own `shared`.
                 changed = open_questions.changed() => drop(changed),
                 Some(()) = timeout => {
+                    // Always set: without it there is no timeout.
                     let within = within.unwrap_or_default();
                     return Err(Error::Timeout { server: connection.server.clone(), method: method.to_owned(), within });
                 }

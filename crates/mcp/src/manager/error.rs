@@ -30,7 +30,7 @@ pub enum Error {
     /// The server's executor cannot be reached.
     #[error("MCP server `{server}`: its executor cannot be used: {source}")]
     Host { server: String, source: client::Error },
-    /// The executor was not reached within the timeout.
+    /// The executor was not reached, or did not start the server, within the timeout.
     #[error("MCP server `{server}`: its executor {host} was not reached within {within:?} (`startup_timeout_sec`)")]
     HostTimeout { server: String, host: String, within: Duration },
     /// The server's program could not be started.

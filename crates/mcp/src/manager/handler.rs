@@ -125,6 +125,7 @@ struct ProgressCallbacks {
 impl ConnectionShared {
     /// Records that the connection has ended. Only the first call has an effect.
     pub(super) fn set_end(&self, end: ConnectionEnd) {
+        // `replace` returns the old value, here `None`, so the closure returns true.
         self.end.send_if_modified(|known| known.is_none() && known.replace(end).is_none());
     }
 
@@ -167,7 +168,7 @@ impl ConnectionShared {
         let early = std::mem::take(&mut callbacks.early);
         let (ours, others): (VecDeque<_>, _) = early.into_iter().partition(|progress| progress.token == token);
         callbacks.early = others;
-        // Deliver them under the lock, so that no later notification overtakes them.
+        // Deliver the early ones under the lock, so that no later notification overtakes them.
         for progress in ours {
             callback(progress);
         }
@@ -189,7 +190,7 @@ impl Drop for ProgressRegistration {
     }
 }
 
-/// Ends the count of an open question when dropped.
+/// Decrements the count of open questions when dropped.
 struct OpenQuestion<'a>(&'a watch::Sender<usize>);
 
 impl Drop for OpenQuestion<'_> {

@@ -84,7 +84,7 @@ impl Host {
             Placement::Remote => remote(),
             Placement::Named(name) | Placement::Url(name) => match choose(name) {
                 Ok(Choice::Local) => Ok(Self::local(local.clone())),
-                // Pass no token: another executor could use the token of `remote` to connect to that one with our rights.
+                // Pass no token: another executor could use the token of `remote` to connect to `remote` with our rights.
                 Ok(Choice::Remote(spec)) => Ok(Self::remote(spec, None, KEEP)),
                 Ok(Choice::None) => Err(PlacementError::Off { name: name.clone() }),
                 Err(error) => Err(PlacementError::unknown(place_of(name), &error)),
@@ -259,7 +259,7 @@ impl HostSlot {
     }
 }
 
-/// Closes a place.
+/// Ends the session of a back end, or shuts a local back end down.
 async fn end(backend: Backend) {
     match backend {
         Backend::Local(local) => match Arc::into_inner(local) {

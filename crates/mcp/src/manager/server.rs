@@ -30,7 +30,7 @@ use crate::{
     transport::{ServerProcess, StderrLog, StreamEnd},
 };
 
-/// Time limit for the end of a connection. Its own steps have shorter limits.
+/// Time limit for the end of a connection. Each step of the end has a shorter limit of its own.
 const END_WITHIN: Duration = Duration::from_secs(20);
 
 /// Which servers a start applies to.
@@ -104,26 +104,27 @@ impl ManagedServer {
         self.last_connection.lock().connection.as_ref()?.info.as_deref().cloned()
     }
 
-    /// Waits until the server is not starting. A server that was never started counts as settled.
-    pub(super) async fn settled(&self) -> ServerStatus {
+    /// Waits while the server is starting. Returns at once for a server that was never started.
+    pub(super) async fn wait_while_starting(&self) -> ServerStatus {
         let mut status = self.status.subscribe();
         let settled = status.wait_for(|status| !matches!(status, ServerStatus::Starting { .. })).await;
-        // The error cannot happen: `self` owns the sender.
+        // An error cannot happen: `self` owns the sender.
         settled.map_or(ServerStatus::Cancelled, |status| status.clone())
     }
 
-    /// The offered tools. During a restart these are the tools from before it; otherwise this waits until the server has settled.
+    /// The offered tools. During a restart these are the tools from before the restart. Otherwise waits for a server that is starting, and
+    /// returns `None` if it does not become ready.
     pub(super) async fn known_tools(&self) -> Option<Vec<Tool>> {
         let is_restarting = matches!(self.status(), ServerStatus::Starting { restarts } if restarts > 0);
-        if !is_restarting && self.settled().await != ServerStatus::Ready {
+        if !is_restarting && self.wait_while_starting().await != ServerStatus::Ready {
             return None;
         }
         let is_offered = |tool: &&Tool| self.config.tools.allows(&tool.name);
         Some(self.last_connection.lock().tools.as_ref()?.iter().filter(is_offered).cloned().collect())
     }
 
-    /// The connection of a ready server. Waits while the server is starting or about to be restarted. While its executor is unreachable,
-    /// the wait is limited to the startup timeout.
+    /// The connection of a ready server. Waits while the server is starting or about to be restarted. While a restart waits for an
+    /// unreachable executor, the wait is limited to the startup timeout, counted from this call.
     pub(super) async fn ready(&self) -> Result<Arc<ServerConnection>, Error> {
         let server = || self.name.clone();
         let until = Instant::now() + self.config.startup_timeout;
@@ -174,7 +175,7 @@ impl ManagedServer {
         if may_overlap { None } else { Some(self.turn.lock().await) }
     }
 
-    /// Marks a server as cancelled if it was never started or never became ready.
+    /// Marks a server as cancelled if it is not started or still starting.
     pub(super) fn set_cancelled(&self) {
         if !self.status().is_settled() {
             self.set(ServerStatus::Cancelled);
@@ -233,6 +234,7 @@ impl ManagedServer {
                 return ServerStatus::Failed { reason };
             }
             self.last_connection.lock().host_error = crash.is_of_host.then(|| crash.reason.clone());
+            // After the crash of a ready server, `run_ready` has set this status already.
             if self.status() != attempts.status() {
                 self.set(attempts.status());
             }
@@ -328,7 +330,8 @@ impl ManagedServer {
     }
 
     fn set(&self, status: ServerStatus) {
-        // Change the status and send the update under one lock. A subscriber that gets the update sees the new status, and vice versa.
+        // Change the status and send the update under one lock. A subscriber that gets the update sees the new status, and after a
+        // change of the status the update is already in the queue.
         self.status.send_modify(|current| {
             current.clone_from(&status);
             self.publish(ServerUpdate::Server { name: self.name.clone(), status });
@@ -413,6 +416,7 @@ impl Drop for FinalStatusGuard<'_> {
 }
 
 fn pause(restarts: Restarts, crashes: u32) -> Duration {
+    // The exponent is bounded, so that the shift cannot overflow.
     let doubled = restarts.first_pause.saturating_mul(1 << crashes.saturating_sub(1).min(16));
     doubled.min(restarts.longest_pause)
 }

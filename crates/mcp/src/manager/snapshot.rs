@@ -48,7 +48,7 @@ pub struct ServerSnapshot {
 pub enum ServerAuth {
     /// Not supported: the server is a program on stdio.
     Unsupported,
-    /// The server did not require authentication.
+    /// No token is configured, and the server has not required authentication.
     NotNeeded,
     /// With the token whose variable the configuration names.
     BearerToken,

@@ -135,6 +135,7 @@ async fn start_http(
     let within = server.config.startup_timeout;
     // Keep only the client: `Hosts::end` can end a local back end cleanly only if it has the last reference.
     let client = open(server, slot).await?.client().clone();
+    // A header must be text, so variables that are not UTF-8 are left out.
     let text = |(name, value): (&OsString, &OsString)| Some((name.to_str()?.to_owned(), value.to_str()?.to_owned()));
     let variables: BTreeMap<String, String> = context.settings.variables.iter().filter_map(text).collect();
     let transport = Endpoint::read(http, &variables).and_then(|endpoint| endpoint.transport(client.clone()));

@@ -12,7 +12,7 @@ pub(super) const UPDATES: usize = 256;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "camelCase")]
 pub enum ServerStatus {
-    /// No request has needed the server yet.
+    /// Neither `Manager::start` nor a request has started the server yet.
     NotStarted,
     /// The server is starting. This is its first start or a restart after a crash.
     Starting {

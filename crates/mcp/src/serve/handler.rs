@@ -115,7 +115,8 @@ impl ServerHandler for SessionHandler {
         let (Ok(_session_permit), Ok(_server_permit)) = (self.calls.try_acquire(), self.server.calls.try_acquire())
         else {
             let most = limits::CALLS_OF_SESSION;
-            let text = format!("limit reached: {most} calls in progress; wait for one of them to finish");
+            let all = limits::CALLS;
+            let text = format!("limit reached: {most} calls in progress ({all} in all sessions); wait for one to end");
             return Ok(tools::ToolFailure(text).into_result().into());
         };
         let call = CallContext {

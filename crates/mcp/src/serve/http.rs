@@ -104,6 +104,7 @@ pub async fn serve(
     let (closing_tx, closing_rx) = watch::channel(false);
     let mut connections = JoinSet::new();
     let mut ending = server.ending.subscribe();
+    // At least 10 ms, because an interval of zero panics. At most 30 s, so that no session outlives a long idle time by more than that.
     let mut expiry_timer = time::interval((idle / 4).clamp(Duration::from_millis(10), Duration::from_secs(30)));
     // Polled together with the accept loop, not awaited in it: ending a session can take seconds.
     let expiring = async {
@@ -228,16 +229,15 @@ impl UnauthenticatedConnection {
         Self { table: Arc::clone(table), closed }
     }
 
-    /// Removes the connection from the list, because it has shown a token.
-    fn mark_authenticated(&self) {
+    /// Removes the connection from the list: the gate has admitted a request, or the connection has ended.
+    fn unlist(&self) {
         self.table.lock().retain(|closed| !Arc::ptr_eq(closed, &self.closed));
     }
 }
 
 impl Drop for UnauthenticatedConnection {
     fn drop(&mut self) {
-        // Only removes it from the list.
-        self.mark_authenticated();
+        self.unlist();
     }
 }
 
@@ -245,7 +245,7 @@ impl HttpEndpoint {
     async fn answer(&self, request: Request<Incoming>, connection_guard: &UnauthenticatedConnection) -> HttpAnswer {
         let (mut head, body) = request.into_parts();
         match self.gate.check(&head, self.local) {
-            GateVerdict::Admitted => connection_guard.mark_authenticated(),
+            GateVerdict::Admitted => connection_guard.unlist(),
             GateVerdict::Forbidden => return refusal(StatusCode::FORBIDDEN, ""),
             GateVerdict::Unauthorized => {
                 let mut answer = refusal(StatusCode::UNAUTHORIZED, "");

@@ -9,11 +9,11 @@
 //! sessions in which processes run. `handler` is one MCP session, and `tools` has the tools. `http` and `sessions` serve streamable HTTP.
 //!
 //! Processes belong to the MCP session that started them. They run in an executor session that only this MCP session uses. When the MCP
-//! session ends, they are killed with everything that they started. A session over stdio ends at EOF; running calls then have five seconds
-//! to be answered. A session over HTTP ends by DELETE, or after an idle time without requests and without open streams. [`McpServer::end`]
-//! ends all sessions.
+//! session ends, they are killed with everything that they started. A session over stdio ends at EOF; rmcp then gives running calls five
+//! seconds to be answered. A session over HTTP ends by DELETE, or after an idle time without requests and without open streams.
+//! [`McpServer::end`] ends all sessions.
 //!
-//! Does not read the environment.
+//! This module does not read the environment.
 
 pub mod executor;
 mod handler;
@@ -124,7 +124,7 @@ impl McpServer {
         self.ending.send_replace(true);
     }
 
-    /// Ends all executor sessions and everything in them. Call it when serving has returned.
+    /// Ends all executor sessions and everything in them. Call this when `serve_streams` or `http::serve` has returned.
     pub async fn close(&self) {
         self.process_sessions.end_all().await;
         self.executor.end().await;

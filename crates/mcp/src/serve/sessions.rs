@@ -29,11 +29,11 @@ const BEGIN_WITHIN: Duration = Duration::from_secs(10);
 /// Time limit for the end of a session.
 const END_WITHIN: Duration = Duration::from_secs(2);
 
-/// The sessions. rmcp calls it through [`SessionManager`].
+/// All sessions over HTTP. rmcp uses them through [`SessionManager`].
 pub(super) struct HttpSessions {
     inner: LocalSessionManager,
     uses: Arc<Mutex<HashMap<SessionId, SessionUse>>>,
-    /// How many answers are pending or being sent.
+    /// How many answers are pending or being sent. Answers on a resumed stream do not count.
     answers: Arc<watch::Sender<usize>>,
     /// One permit for each session that may still be created.
     permits: Arc<Semaphore>,

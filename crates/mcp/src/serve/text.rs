@@ -51,7 +51,7 @@ impl HeadTail {
         self.lost += bytes;
     }
 
-    /// The last line that is not blank, from the last `4 * most` kept bytes: at most `most` characters of it.
+    /// The first `most` characters of the last line that is not blank. Looks only at the last `4 * most` kept bytes.
     pub(super) fn last_line(&self, most: usize) -> String {
         let all: Vec<u8> = self.head.iter().chain(&self.tail).copied().collect();
         // A character has at most four bytes.

@@ -1,5 +1,5 @@
-//! The process of a server, apart from its messages: its stderr, how it ended, and how to end it. Also sends messages, in
-//! order.
+//! The process of a server: its stderr, how it ended, how to end it, and the queue of messages to it. `transport` reads the messages from
+//! it.
 
 use std::{fmt, io, pin::pin, sync::Arc, task::Poll, time::Duration};
 
@@ -26,7 +26,7 @@ const MESSAGE_KIB: u32 = ROOM_KIB / 256;
 /// How many characters are quoted of a line that is not a message.
 const NOISE_CHARS: usize = 200;
 
-/// The process of a server, for everything except its messages. Can outlive the transport. The process is terminated when both are dropped.
+/// The process of a server, for everything except messages. Can outlive the transport. The process is terminated when both are dropped.
 pub struct ServerProcess {
     pub(super) name: String,
     pub(super) process: Process,
@@ -136,6 +136,7 @@ impl ServerProcess {
 
     /// Records why the stream ended. Only the first call has an effect.
     pub(super) fn set_end(&self, ended: StreamEnd) {
+        // `replace` returns the old value, here `None`, so the closure returns true.
         self.ended.send_if_modified(|known| known.is_none() && known.replace(ended).is_none());
     }
 
@@ -190,7 +191,7 @@ impl ServerProcess {
     /// Tells the executor to discard the output of the closed process.
     pub(super) async fn forget(&self) {
         if self.process.closed().is_some() {
-            // Ignore a timeout: an executor that is gone or does not support this keeps the output a little longer.
+            // Ignore a timeout: an executor that does not answer keeps the output until the session ends, at the latest.
             time::timeout(GONE_WITHIN, self.process.forget()).await.ok();
         }
     }
@@ -224,6 +225,7 @@ impl ServerProcess {
             // An error means that the earlier send was dropped.
             before.await.ok();
         }
+        // A message that is larger than the budget takes all of it, so no other message is enqueued before it is written.
         let units = u32::try_from(line.len() >> 10).unwrap_or(u32::MAX).clamp(MESSAGE_KIB, ROOM_KIB);
         let room = self.room.acquire_many(units).await.map_err(io::Error::other)?;
         let mut write = pin!(self.process.write(line));

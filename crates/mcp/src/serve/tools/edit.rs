@@ -20,7 +20,7 @@ use crate::serve::limits;
 /// How many times an edit is attempted. An attempt fails if another writer changes the file between our read and our write.
 const ATTEMPTS: usize = 5;
 
-/// The largest file in which a similar text is searched, and the largest such text, in bytes.
+/// A similar text is searched only if neither the file nor `old` is larger than this, in bytes.
 const SIMILAR_BYTES: usize = 1 << 20;
 
 /// How many line numbers the error lists if the text occurs several times.
@@ -99,6 +99,7 @@ async fn attempt(
         first_line: changed.first_line,
         bytes: changed.bytes.len() as u64,
     };
+    // An older executor sends no etag. Then a concurrent change is not detected.
     let options = WriteOptions { if_match: state.etag, ..WriteOptions::default() };
     call.until_settled(async {
         let files = call.server.executor.files().await?;

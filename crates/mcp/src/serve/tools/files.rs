@@ -25,7 +25,7 @@ use crate::serve::{
 /// The default number of lines in one answer.
 const LINES: u64 = 2000;
 
-/// The first read of a file that is read from line 1. It shows whether the file is text, and most files fit completely.
+/// The size of the first read of a file that is read from line 1. It shows whether the file is text, and most files fit completely.
 const FIRST_BYTES: u64 = 1 << 20;
 
 /// The default number of directory entries in one answer.
@@ -103,6 +103,7 @@ async fn fetch(
     if first == 1 {
         let (bytes, result) = read_part(call, path, Some(FIRST_BYTES), None).await?;
         let lines = bytes.iter().filter(|byte| **byte == b'\n').count() as u64;
+        // A server that does not know `len` ignores it, sends the whole file, and sends no `eof`.
         let at_end = result.eof.unwrap_or(true);
         if at_end || lines >= limit || is_binary(&bytes) {
             return Ok((bytes, result.size, at_end));

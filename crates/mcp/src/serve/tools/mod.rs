@@ -40,7 +40,7 @@ const CHANGE_WITHIN: Duration = Duration::from_secs(60);
 /// How long a cancelled change may take to complete. Shorter than the time that calls have when the server shuts down.
 const SETTLE_WITHIN: Duration = Duration::from_secs(2);
 
-/// How many bytes of a command a list shows.
+/// How many bytes of a command texts and lists show.
 const SHOWN_COMMAND_BYTES: usize = 200;
 
 /// The advice for a path that the sandbox denies.
@@ -106,7 +106,7 @@ impl CallContext<'_> {
     }
 }
 
-/// The answer of a tool: a text for the model, and the same as structured data.
+/// The answer of a tool: a text for the model, and the same content as structured data.
 #[derive(Debug)]
 pub(super) struct ToolReply {
     text: String,
@@ -153,7 +153,8 @@ impl From<fs::FileError> for ToolFailure {
             fs::FileErrorKind::NotFound => "; check the path with list_directory or search_files",
             fs::FileErrorKind::SandboxDenied => OUTSIDE_ROOT,
             fs::FileErrorKind::IsADirectory => "; it is a directory: use list_directory",
-            fs::FileErrorKind::Disconnected => MAY_HAVE_CHANGED,
+            // Also the error of an operation that changes nothing.
+            fs::FileErrorKind::Disconnected => "; if this was a change, check it before you try again",
             _ => "",
         };
         Self(format!("{error}{advice}"))

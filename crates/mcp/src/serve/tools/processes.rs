@@ -1,9 +1,10 @@
 //! Processes that outlive a call: `start_process`, `read_output`, `write_stdin`, `signal_process`, `list_processes`.
 //!
 //! Each session has one [`ProcessTable`] with the processes that it started, under short ids. A session cannot address the processes of
-//! another one. Unread output stays on the executor up to its limit. Beyond that the oldest output is dropped, so that a process whose
-//! output is not read does not block. The table is limited too: when it is full, a new process replaces the oldest one that has exited. A
-//! process runs until it exits, `signal_process` ends it, or the session ends.
+//! another one. Unread output stays on the executor up to its limit. Beyond that the executor drops the oldest output, so that a process
+//! whose output is not read does not block. An executor without this capability blocks the process instead. The table is limited too: when
+//! it is full, a new process replaces the oldest one that has exited. A process runs until it exits, `signal_process` ends it, or the
+//! session ends.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -102,14 +103,14 @@ pub(super) async fn start(call: &CallContext<'_>, arguments: StartArguments) -> 
 
 /// Reserves a slot. If the table is full, removes the oldest process that has exited.
 async fn reserve_slot<'a>(table: &'a ProcessTable, client: &Client) -> Result<ProcessSlot<'a>, ToolFailure> {
-    // The loop ends: each round frees a slot or fails. Only calls that take the freed slot first can cause another round.
+    // Each round frees a slot or fails. Another round is needed only if a concurrent call takes the freed slot first.
     loop {
         if let Some(slot) = table.reserve() {
             return Ok(slot);
         }
-        let known = states(client).await?;
+        let infos = states(client).await?;
         let all = table.snapshot();
-        let has_exited = |(number, entry): &(u64, ProcessEntry)| process_row(*number, entry, &known).exited;
+        let has_exited = |(number, entry): &(u64, ProcessEntry)| process_row(*number, entry, &infos).exited;
         let Some((number, entry)) = all.into_iter().find(has_exited) else {
             let most = limits::PROCESSES;
             return Err(failure!("{most} processes are running in this session; end one with signal_process first"));
@@ -151,7 +152,7 @@ pub(super) struct ReadOutputAnswer {
     /// The exit code, or 128 + n after signal n.
     #[serde(skip_serializing_if = "Option::is_none")]
     exit_code: Option<i32>,
-    /// Whether no more output can follow: the process and all processes that could write to its streams have exited.
+    /// Whether no more output can follow: the process has exited, and no process holds its streams open.
     closed: bool,
 }
 
@@ -176,7 +177,7 @@ pub(super) async fn read(call: &CallContext<'_>, arguments: ReadOutputArguments)
         return Err(failure!("cannot read more output of {}: {failure}", arguments.process_id));
     }
     let bytes: u64 = read.chunks.iter().map(|chunk| chunk.bytes.len() as u64).sum();
-    // Only such a read completes a character that the last one held back, and moves the table's cursor.
+    // Only a read that continues the last one completes the character that the last one held back, and moves the table's cursor.
     let continues = after == entry.cursor;
     let (mut answer, incomplete) = to_answer(read, after, continues.then_some(entry.incomplete), more);
     if more {
@@ -194,15 +195,16 @@ pub(super) async fn read(call: &CallContext<'_>, arguments: ReadOutputArguments)
 
 /// How many bytes were lost after `position`, from the count in the executor's answer.
 ///
-/// The executor counts a gap from the position if it knew that offset when the read arrived, and from the beginning of the output
-/// otherwise. The answer does not say which. A count from the beginning includes the bytes before the position, so a smaller count cannot
-/// be one. A larger count is taken as one, because the offset is usually unknown once output at the position is lost.
+/// If the executor knew the offset `position` when the read arrived, it counts the gap from there. Otherwise it counts from the beginning
+/// of the output. The answer does not say which. A count from the beginning includes the bytes before `position`, so a count below
+/// `position` was made from there. A count of at least `position` is taken to be from the beginning: once output at `position` is lost, the
+/// executor usually no longer knows the offset.
 fn lost_after(position: u64, counted: u64) -> u64 {
     counted.checked_sub(position).unwrap_or(counted)
 }
 
-/// Reads from the executor. The flag says whether more output follows an answer that reports the exit: an answer that `most` cuts short
-/// reports the exit too.
+/// Reads from the executor. An answer that reports the exit can be cut short by `most`. The flag says whether more output follows such an
+/// answer; it is false for all other answers.
 async fn fetch(
     process: &Process,
     after: u64,
@@ -213,6 +215,7 @@ async fn fetch(
     if !read.exited || read.chunks.is_empty() {
         return Ok((read, false));
     }
+    // `next_seq - 1` is the last event of this answer.
     let following = process.read(read.next_seq.saturating_sub(1), Some(1), Duration::ZERO).await?;
     Ok((read, !following.chunks.is_empty()))
 }
@@ -255,6 +258,7 @@ fn to_answer(
     let output = pieces.map(|(stream, bytes)| OutputPiece { stream: stream.as_str(), text: lossy(bytes) }).collect();
     let answer = ReadOutputAnswer {
         output,
+        // Never before `after`: a client may have given a cursor beyond the end.
         cursor: read.next_seq.saturating_sub(1).max(after),
         gap_bytes: read.gap.map_or(0, |gap| gap.bytes),
         exited: read.exited,
@@ -395,6 +399,7 @@ pub(super) async fn signal(call: &CallContext<'_>, arguments: SignalArguments) -
             return Ok(entry.process.terminate(grace).await?);
         }
         if signals::number(word).is_none() {
+            // Quote only the beginning of an overlong word.
             let word: String = word.chars().take(32).collect();
             return Err(failure!(
                 "`{word}` is not a signal; use `terminate`, or a signal such as INT, TERM, HUP, KILL or USR1"
@@ -459,8 +464,8 @@ pub(super) async fn list(call: &CallContext<'_>, _arguments: ListProcessesArgume
         let none = ListProcessesAnswer { processes: Vec::new() };
         return Ok(ToolReply::new("no processes were started in this session", &none));
     }
-    let known = call.unless_cancelled(async { states(&call.process_session.client().await?).await }).await?;
-    let processes: Vec<ProcessRow> = all.iter().map(|(number, entry)| process_row(*number, entry, &known)).collect();
+    let infos = call.unless_cancelled(async { states(&call.process_session.client().await?).await }).await?;
+    let processes: Vec<ProcessRow> = all.iter().map(|(number, entry)| process_row(*number, entry, &infos)).collect();
     let lines = processes.iter().map(|row| {
         let state_text = match (&row.signal, row.exit_code, row.exited) {
             (Some(signal), _, _) => format!("killed by {signal}"),
@@ -484,8 +489,8 @@ async fn states(client: &Client) -> Result<BTreeMap<String, ProcessInfo>, ToolFa
 }
 
 /// The row of one process. The executor's information takes precedence: our handle learns of the exit only after all unread output.
-fn process_row(number: u64, entry: &ProcessEntry, known: &BTreeMap<String, ProcessInfo>) -> ProcessRow {
-    let info = known.get(entry.process.id().as_str());
+fn process_row(number: u64, entry: &ProcessEntry, infos: &BTreeMap<String, ProcessInfo>) -> ProcessRow {
+    let info = infos.get(entry.process.id().as_str());
     let local = entry.process.exit();
     let reported = info.and_then(|info| info.exit.clone());
     let (exit_code, signal) = match (&reported, &local) {
@@ -498,7 +503,7 @@ fn process_row(number: u64, entry: &ProcessEntry, known: &BTreeMap<String, Proce
         command: entry.command.clone(),
         pid: entry.process.pid(),
         age_seconds: entry.started.elapsed().as_secs(),
-        // A process of a lost session has ended with it.
+        // The handle has failed: its session is lost, and all processes of the session have ended.
         exited: exit_code.is_some() || info.is_some_and(|info| info.exited) || entry.process.failed().is_some(),
         exit_code,
         signal,

@@ -33,7 +33,7 @@ const TIMEOUT_MS: u64 = 120_000;
 /// The default number of bytes returned from each stream.
 const OUTPUT_BYTES: u64 = 64 << 10;
 
-/// The time between SIGTERM and SIGKILL.
+/// The time between SIGTERM and SIGKILL. Also the time limit for the answers to `terminate` and `forget`.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// How long leftover processes may hold the command's streams open before they are terminated. Long enough for the last output of a
@@ -43,7 +43,7 @@ const LEFTOVER_GRACE: Duration = Duration::from_secs(1);
 /// How long to wait for the rest of the output after everything was terminated.
 const REST_OF_OUTPUT: Duration = Duration::from_millis(500);
 
-/// The minimum interval between progress notifications.
+/// The minimum interval between progress notifications, and the time limit for sending one.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
 /// How many characters of the last line a progress notification contains.
@@ -129,7 +129,7 @@ pub(super) async fn run(call: &CallContext<'_>, arguments: RunArguments) -> Resu
     };
     command_run.follow(call, begun).await?;
     if client.server().capabilities.forget && command_run.is_closed {
-        // Otherwise the executor would keep the process for a day. Ignore a failure: the executor forgets it with the session at the
+        // Otherwise the executor would keep the ended process and its output. Ignore a failure: it is forgotten with the session at the
         // latest.
         time::timeout(GRACE, command_run.process.forget()).await.ok();
     }

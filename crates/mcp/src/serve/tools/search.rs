@@ -213,6 +213,7 @@ async fn attempt_search(
             text.push_str(&format!("[{} binary files were skipped]\n", summary.binary));
         }
     } else {
+        // The answer was full before the last page.
         text.push_str("[there are more matches: narrow the search]\n");
     }
     Ok(ToolReply::new(text, &SearchAnswer { lines: Some(found), truncated, errors, ..SearchAnswer::default() }))
