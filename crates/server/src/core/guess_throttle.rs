@@ -44,6 +44,7 @@ impl GuessThrottle {
         let principal_delay = full_at.duration_since(now).saturating_sub(REFILL * BURST);
         let connection_delay = match tries.checked_sub(FREE_TRIES + 1) {
             None => Duration::ZERO,
+            // The bound prevents an overflow. The longest delay is reached long before.
             Some(doublings) => FIRST_DELAY.saturating_mul(1 << doublings.min(10)).min(LONGEST_DELAY),
         };
         principal_delay.max(connection_delay)

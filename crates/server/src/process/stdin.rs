@@ -26,8 +26,19 @@ pub(super) struct StdinQueue {
 
 /// A queued operation on a process's stdin.
 pub(crate) enum StdinOperation {
-    Write { key: Option<[u8; 16]>, digest: u32, data: Bytes, done: usize, is_cut: bool, reply: Reply },
-    Close { reply: Reply },
+    /// `key` is the hash of the write id, and `digest` the CRC of the data. `done` bytes have been written. `is_cut`:
+    /// the terminal cut a line that was too long.
+    Write {
+        key: Option<[u8; 16]>,
+        digest: u32,
+        data: Bytes,
+        done: usize,
+        is_cut: bool,
+        reply: Reply,
+    },
+    Close {
+        reply: Reply,
+    },
 }
 
 impl StdinOperation {
@@ -123,6 +134,7 @@ impl Process {
                 // Happens only right after an adoption: the holder is still writing a part that the previous server
                 // sent. Send ours again.
                 WriteStatus::Busy => return self.send_next_stdin(stdin),
+                // The holder took no more, so no further part is sent.
                 WriteStatus::StdinClosed | WriteStatus::UnknownProcess | WriteStatus::Mismatch => *so_far = data.len(),
             }
             if *so_far < data.len() {

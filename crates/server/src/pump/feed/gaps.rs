@@ -7,7 +7,7 @@ use exec_server_rpc::Outbox;
 use super::{Feed, FeedMode};
 use crate::compat::Dialect;
 
-/// Missing numbers that are sent one by one.
+/// Missing event numbers that are sent one by one.
 pub(super) struct GapFill {
     next: u64,
     /// The last missing number.
