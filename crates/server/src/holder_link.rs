@@ -681,7 +681,8 @@ fn close_status(status: CommandStatus) -> CloseStdinStatus {
         CommandStatus::StdinClosed | CommandStatus::NotRunning | CommandStatus::StreamsHeld => {
             CloseStdinStatus::StdinClosed
         }
-        // Only `Ok` is a success. The others do not occur, or say that the holder tried.
+        // The wire has no status for a close that the holder tried and that failed (`Failed`). `NotATerminal` and
+        // `NotClosed` do not occur: they never answer `CloseStdin`.
         CommandStatus::Ok | CommandStatus::NotATerminal | CommandStatus::NotClosed | CommandStatus::Failed(_) => {
             CloseStdinStatus::Accepted
         }

@@ -487,7 +487,7 @@ impl Feed {
     pub(super) fn end(self) {
         self.process.log().remove_waker(&self.waker);
         if self.is_owner() {
-            // With acknowledgements, each of them has set the mark.
+            // If the peer acknowledges, each acknowledgement has set the mark.
             if self.offset_known && !matches!(self.mode, FeedMode::Acked { .. }) {
                 self.process.retention().set_owner_mark(self.sent);
             }

@@ -358,7 +358,7 @@ impl Drop for Reply {
 /// Encodes an error answer: code and text for every peer, and the stable kind for peers that branch on it.
 pub(crate) fn encode_failure(out: &mut Vec<u8>, id: &RequestId, failure: &Failure) {
     let mut text = failure.to_string();
-    // A name sent by the peer may be as long as a message. Do not send all of it back.
+    // The text may repeat a name that the peer sent and that is as long as a message.
     text.truncate(text.floor_char_boundary(limits::ERROR_TEXT_BYTES));
     message::encode_error(out, id, failure.code(), failure.kind(), &text);
 }

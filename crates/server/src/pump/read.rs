@@ -31,7 +31,7 @@ pub(crate) struct ReadCommand {
     pub(crate) wait: Duration,
     /// The process belongs to the connection's own session, so the read moves the owner's cursor.
     pub(crate) is_own: bool,
-    /// For a following reader of another session: tells the holder what it has taken.
+    /// For a follower from another session: its registration, while the read is pending.
     pub(crate) _poll: Option<OutputHold>,
     /// For a waiting read of another session: pauses that session's clock.
     pub(crate) _in_use: Option<SessionUse>,
