@@ -323,6 +323,7 @@ impl Connection {
         }
         // Read and discard what still arrives, both while the pump flushes and until the peer has closed its side.
         // Closing a socket with unread input resets it, and a peer that is still sending would lose the last messages.
+        // After `LINGER` it is closed all the same.
         let closing = async {
             tokio::select! {
                 biased;

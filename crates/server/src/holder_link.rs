@@ -65,7 +65,7 @@ pub(crate) struct HolderLink {
     control: OnceLock<Arc<ControlBlock>>,
     /// The feature level from the holder's `Welcome`.
     feature_level: OnceLock<u32>,
-    /// Cached mappings of the holder's memory.
+    /// Mappings of the holder's memory that no log uses now.
     mappings: Arc<MappingCache>,
     broken: AtomicBool,
     /// Whether the holder is about to exit because the session is archived.

@@ -45,6 +45,7 @@ const TORN: &str = "audit.torn";
 const DAMAGED: &str = "audit.damaged";
 /// Says how many records were lost.
 const LOST: &str = "audit.lost";
+/// The end of a process. The writer looks for it at startup, so that no end is recorded twice.
 const EXIT: &str = "process.exit";
 /// Marks the line at which an anchor begins: the first line of the log, or the first after an existing log got an
 /// anchor.

@@ -45,6 +45,7 @@ impl Core {
 
     /// Returns when the server has been idle for `long`. From then on it is draining.
     pub async fn retire_after(&self, long: Duration) {
+        // A shorter `long` needs a shorter interval.
         let mut tick = time::interval(CHECK_EVERY.min(long));
         let mut idle_since = Instant::now();
         let mut seen = self.connections_so_far();

@@ -42,6 +42,7 @@ pub(crate) async fn initialize(connection: &mut Connection, params: Option<&RawV
                     capabilities.dialects.retain(|dialect| dialect == frame::BINARY);
                 }
             }
+            // Succeeds: `establish` has decoded the same text.
             let params = message::params::<InitializeParams>(params).ok();
             // A client of the reference, which sends neither, does not know `ttlMs`.
             let is_ttl_reported = params.is_some_and(|params| params.ttl_ms.is_some() || params.capabilities.is_some());

@@ -197,6 +197,7 @@ impl ProcessLog {
         {
             let (seq, offset) = self.chain.first().unwrap_or((status.next_seq, status.written));
             status.first_seq = seq;
+            // What counts as released never goes back.
             status.released_seq = status.released_seq.max(seq.saturating_sub(1));
             status.released_offset = status.released_offset.max(offset);
         }
@@ -266,6 +267,7 @@ impl ProcessLog {
     pub(super) fn take_uncounted(&mut self) -> CountedOutput {
         let status = self.status();
         let before = self.counted;
+        // `before` can be ahead of the status: for a dead holder it is `u64::MAX`, so that nothing is counted.
         self.counted =
             CountedOutput { written: status.written.max(before.written), dropped: status.dropped.max(before.dropped) };
         CountedOutput { written: self.counted.written - before.written, dropped: self.counted.dropped - before.dropped }

@@ -127,6 +127,7 @@ impl Process {
             *is_cut |= status == WriteStatus::Cut;
             match status {
                 WriteStatus::Accepted | WriteStatus::Cut => {
+                    // The holder's number is not trusted to be within the data.
                     let done = usize::try_from(done).unwrap_or(usize::MAX).min(data.len());
                     self.metrics.stdin_bytes.add(done.saturating_sub(*so_far) as u64);
                     *so_far = done;

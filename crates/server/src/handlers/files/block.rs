@@ -102,7 +102,8 @@ pub(crate) async fn close(context: RequestContext, params: wire::CloseParams) ->
             }
             drop(handle);
         };
-        // Closing may wait for a disk. It needs no slot of the pool, because the number of open files is bounded.
+        // Closing may wait for a disk. It needs no slot of the pool, because the number of open files is bounded. A
+        // panic in it was already printed.
         tokio::task::spawn_blocking(close).await.unwrap_or(());
     }
     Ok(Empty {})

@@ -78,6 +78,7 @@ fn run_search(
     Ok(searching::search(view?, request, &search.stop, &mut |line| search.push_line(line))?)
 }
 
+/// The limits of a search: as requested, or else the defaults, but never above the server's maxima.
 fn bounds(params: &wire::SearchParams) -> searching::SearchLimits {
     let context = |lines: Option<u64>| size(lines.unwrap_or(0).min(limits::SEARCH_CONTEXT));
     searching::SearchLimits {
@@ -356,6 +357,7 @@ impl FileRequest {
     }
 }
 
+/// Ends the work after the requested time, or else the default time, but never after more than the server's maximum.
 fn stop(params: &wire::ScanParams) -> Stop {
     let time = params.timeout_ms.map_or(limits::SCAN_TIME, Duration::from_millis);
     Stop::within(time.min(limits::SCAN_TIME_MAX))
