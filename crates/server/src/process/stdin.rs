@@ -25,20 +25,12 @@ pub(super) struct StdinQueue {
 }
 
 /// A queued operation on a process's stdin.
+///
+/// In a write, `key` is the hash of the write id, and `digest` the CRC of the data. `done` bytes have been written.
+/// `is_cut`: the terminal cut a line that was too long.
 pub(crate) enum StdinOperation {
-    /// `key` is the hash of the write id, and `digest` the CRC of the data. `done` bytes have been written. `is_cut`:
-    /// the terminal cut a line that was too long.
-    Write {
-        key: Option<[u8; 16]>,
-        digest: u32,
-        data: Bytes,
-        done: usize,
-        is_cut: bool,
-        reply: Reply,
-    },
-    Close {
-        reply: Reply,
-    },
+    Write { key: Option<[u8; 16]>, digest: u32, data: Bytes, done: usize, is_cut: bool, reply: Reply },
+    Close { reply: Reply },
 }
 
 impl StdinOperation {
