@@ -1,7 +1,7 @@
 //! The inbound side of one connection: receives messages, preserves the order of their effects, and ends with its peer.
 //!
-//! Reading does not stop because sending is blocked. It stops only for a peer that sends requests without ever reading
-//! the answers. The pump does the sending, in a separate task that this one owns. This task never waits for what a
+//! Reading does not stop because sending is blocked. It stops only for a peer that sends requests without reading the
+//! answers. The pump does the sending, in a separate task that this one owns. This task never waits for what a
 //! request waits for, except for `initialize`, which no later message may overtake.
 
 use std::{
@@ -72,11 +72,11 @@ const TRY_AGAIN_LATER: u16 = 1013;
 /// How long a peer may take to close its side after the close frame.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Bytes of a request up to this size (4 KiB) are not counted, except for stdin.
+/// A request up to this size (4 KiB) does not count against the bounds on request bytes, unless it is for stdin.
 const SMALL_BYTES: usize = 4 << 10;
 
-/// stdin data up to this size (64 KiB) is copied out of the receive buffer. A write may wait long for its process. A
-/// slice would keep the whole buffer alive, but only the bytes of the request are counted.
+/// The data of a binary write frame up to this size (64 KiB) is copied out of the receive buffer. A write may wait long
+/// for its process. A slice would keep the whole buffer alive, but only the bytes of the request are counted.
 const COPIED_BYTES: usize = 64 << 10;
 
 /// The shared part of a connection: how to send to it, see whether it is alive, and end it.
@@ -234,6 +234,7 @@ impl Connection {
         pump: &mut JoinSet<io::Result<()>>,
         probe: Option<TcpProbe>,
     ) -> Option<u16> {
+        // Several checks per ping interval: a quiet peer is pinged late by at most a third of the interval.
         let mut tick = tokio::time::interval(self.core.config.ping_every / 3);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let peer = self.peer.clone();
@@ -283,8 +284,8 @@ impl Connection {
         None
     }
 
-    /// Pings a quiet peer. Returns true if both the peer and its TCP have been silent for too long. While the server is
-    /// sending, the peer may just be slow.
+    /// Pings a quiet peer. Returns true if both the peer and its TCP have been silent for too long. Without a view into
+    /// TCP, a connection that is being written to counts as alive: its peer may just be slow.
     fn ping_or_find_dead(&mut self, now: Instant, probe: Option<&TcpProbe>) -> bool {
         if now.duration_since(self.last_check) >= self.core.config.ping_every {
             self.watched_since = now;
@@ -322,6 +323,7 @@ impl Connection {
         }
         // Read and discard what still arrives, both while the pump flushes and until the peer has closed its side.
         // Closing a socket with unread input resets it, and a peer that is still sending would lose the last messages.
+        // After `LINGER` it is closed all the same.
         let closing = async {
             tokio::select! {
                 biased;
@@ -396,7 +398,7 @@ impl Connection {
         }
     }
 
-    /// Answers a message that cannot be decoded. The text names the framing because peers compare it.
+    /// Answers a message that cannot be decoded. The text names framing and label, because peers compare the text.
     fn fail_malformed(&self, error: &dyn std::error::Error) {
         let failure = Failure::Malformed {
             is_websocket: self.has_frames,

@@ -193,8 +193,8 @@ pub trait Holders: Send + Sync + 'static {
     }
     /// Removes everything that is left of a session.
     fn remove(&self, session: &str) -> io::Result<()>;
-    /// Undoes `create`: the holder was not made, died before its hello, or failed the handshake. The session is then as
-    /// if `create` had not been called. A holder that is still alive exits when it loses its link.
+    /// Undoes `create`: the holder was not made, died before it answered the hello, or failed the handshake. The
+    /// session is then as if `create` had not been called. A holder that is still alive exits when it loses its link.
     fn undo_create(&self, _session: &str) {}
     /// Kills everything that the dead holder of a session left running (blocking; called off the runtime's threads).
     fn kill_leftovers(&self, _session: &str) {}
@@ -245,7 +245,8 @@ pub struct Core {
     pub(crate) fetcher: Fetcher,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) sandboxes: Arc<Sandboxes>,
-    /// Files that only the owner may access by file methods; `None` if the server has no files of this kind.
+    /// The server's own files. By file methods, only the owner may access them, and only outside a sandbox. `None` if
+    /// the server has none.
     pub(crate) own_files: Option<Arc<OwnFiles>>,
     sessions: Mutex<BTreeMap<Arc<str>, Arc<Session>>>,
     /// Sessions whose holders have not been adopted yet.
@@ -271,9 +272,9 @@ impl Core {
     /// Creates a core without sessions. [`Core::adopt`] finds the sessions of earlier servers.
     pub fn new(mut config: Config, holders: Arc<dyn Holders>) -> Arc<Self> {
         config.memory_cap_bytes = config.memory_cap_bytes.max(Config::LEAST_CAP_BYTES);
-        // The widest window that cannot stall a log. A client acknowledges once per quarter of the window. If a quarter
-        // were more than the log can hold besides the readable MiB and the segment being written, the log could be full
-        // while the client has too little output to acknowledge.
+        // Two segments of the log are not for untaken output: the readable MiB, and the segment being written. The
+        // window must fit into the rest. Otherwise the log could be full before the client, which acknowledges once per
+        // quarter of the window, has enough output to acknowledge.
         config.ack_window_bytes = config.ack_window_bytes.min(config.memory_cap_bytes - (2 << 20));
         let hidden: Vec<PathBuf> = holders.hidden().into_iter().chain(config.hidden.iter().cloned()).collect();
         let own_paths: Vec<PathBuf> = hidden.iter().chain(&config.owner_only).cloned().collect();
@@ -444,6 +445,7 @@ impl Core {
     pub(crate) fn gone_failure(&self, id: &str) -> Failure {
         match self.gone.lock().get(id) {
             Some(gone) => gone.failure(id),
+            // The id came from the peer and may be as long as a message.
             None => Failure::UnknownSession { id: id.chars().take(64).collect() },
         }
     }

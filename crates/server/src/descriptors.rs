@@ -11,8 +11,8 @@ use std::{
 
 use rustix::{io::Errno, process::Resource};
 
-/// Fds that starts leave free. With fewer, replies of holders and reads of spilled output would fail. The reserve is
-/// smaller if the limit itself is small.
+/// Fds that starts leave free, at most a quarter of the limit. With fewer, replies of holders and reads of spilled
+/// output would fail.
 const FREE_MIN: u64 = 64;
 
 /// Number of fds promised to starts that have not opened them yet.

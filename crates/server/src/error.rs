@@ -1,7 +1,8 @@
 //! Every way in which a request can fail, and its wire form. The only place that maps a failure to a code, a stable
 //! kind and a text.
 //!
-//! Some clients compare certain texts, so these must not change; `compat` lists them. The server itself never decides by text.
+//! Some clients compare texts. `compat` lists those texts, which must not change. The server itself never decides by
+//! text.
 
 use std::{io, time::Duration};
 
@@ -114,7 +115,7 @@ pub(crate) enum Failure {
         limits::FILE_BYTES
     )]
     FileTooLarge,
-    #[error("handleId has more than {} bytes", limits::HANDLE_ID_BYTES)]
+    #[error("handleId is empty or has more than {} bytes", limits::HANDLE_ID_BYTES)]
     HandleName,
     #[error("`{id}` is already open; close it first")]
     DuplicateHandle { id: String },
@@ -277,7 +278,7 @@ impl From<exec_server_fs::Error> for Failure {
     }
 }
 
-/// Clients compare the first text, which therefore stays as it is, although the limit is per session.
+/// Clients compare the first text, so it keeps the word `connection`, although the limit is per session.
 fn too_many_handles(used: HandleUse) -> String {
     match used {
         HandleUse::Read => format!("at most {} file reads may be open per connection", limits::OPEN_FILES),

@@ -6,8 +6,8 @@
 //! thread: watch  ▶ WatchTask: one entry per path, then overflow          ▶ fs/watchNext
 //! ```
 //!
-//! Their number is bounded, per connection and for the whole server. A permit is returned only when its thread has
-//! ended. All searches and watches end with the connection.
+//! Their number is bounded, per connection and for the whole server. A task keeps its slot until its thread has ended
+//! and the connection has dropped the task. All searches and watches end with the connection.
 
 use std::{collections::BTreeMap, ops::ControlFlow, sync::Arc, time::Duration};
 
@@ -108,6 +108,7 @@ impl FileTasks {
         }
         let mut named = self.named.lock();
         if named.is_over {
+            // The connection has ended, so nobody gets this error.
             return Err(Failure::Superseded);
         }
         if named.by_name.contains_key(name) {
@@ -145,7 +146,8 @@ impl FileTasks {
     }
 }
 
-/// `per_connection` is the limit of the connection, for the error text.
+/// Reserves a slot of the connection and one of the server. `per_connection` is the limit of the connection, for the
+/// error text.
 fn reserve_slot(
     what: &'static str,
     of_connection: &Arc<Semaphore>,
@@ -230,7 +232,7 @@ impl SearchTask {
         self.changed.notify_one();
     }
 
-    /// Waits for the next page.
+    /// Waits for the next page. It is full, unless the search is done or a full page takes longer than [`PAGE_TIME`].
     pub(crate) async fn page(&self) -> Result<SearchPage, Failure> {
         let Ok(_reader) = self.reader.try_lock() else {
             return Err(Failure::Overloaded { what: "requests for a page of one search" });

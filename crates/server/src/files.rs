@@ -125,7 +125,7 @@ pub(crate) enum FileHandle {
 pub(crate) struct DraftHandle {
     pub(crate) draft: Mutex<Draft>,
     pub(crate) queue: Arc<JobQueue>,
-    /// The user that writes the draft and that removes what is left of it.
+    /// The user as whom the draft was created and is removed.
     user: Option<Arc<FileUser>>,
 }
 
@@ -150,7 +150,7 @@ impl Drop for DraftHandle {
         match act_as(self.user.as_ref()) {
             Ok(_acting) => self.draft.lock().abandon(),
             Err(failure) => {
-                tracing::error!(%failure, "a draft could not be removed");
+                tracing::error!(path = %self.draft.lock().path().display(), %failure, "cannot remove the draft of this file");
                 self.draft.lock().close_unremoved();
             }
         }
@@ -193,8 +193,8 @@ pub(crate) struct SessionFiles {
 
 #[derive(Debug, Default)]
 struct HandleTable {
-    /// Each handle has the number of its reservation. An open that finishes after its name was closed and reserved again
-    /// must not replace the new handle.
+    /// Each handle has the number of its reservation. An open that finishes after its name was closed and reserved
+    /// again must not replace the new handle.
     by_name: BTreeMap<String, (u64, FileHandle)>,
     reservations: u64,
     is_over: bool,

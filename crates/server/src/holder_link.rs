@@ -1,12 +1,12 @@
 //! The server's connection to a session's holder: sends requests, matches replies, and forwards the holder's wake-ups
 //! to the processes.
 //!
-//! Sending never blocks: messages that the socket does not accept are queued in order and sent later. The queue is
-//! bounded by the requests in flight (each waits for its reply) plus two small messages per segment. The link's task
-//! does all receiving.
+//! Sending never blocks: messages that the socket does not accept are queued in order and sent later. The queue has no
+//! limit of its own. It holds requests that wait for a reply, and small messages about segments, readers and the
+//! session's clock. After the handshake, only the link's task receives.
 //!
-//! Failure path: EOF or an invalid message from the holder ends the link. Then every waiting request is answered, and
-//! every process is marked as ended.
+//! Failure path: EOF or an error on receive ends the link. Then every waiting request is answered. Unless the holder
+//! left on request, every process that has not closed gets a synthetic end.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -54,7 +54,7 @@ pub(crate) struct HolderLink {
     live_session: OnceLock<Weak<Session>>,
     holders: Arc<dyn Holders>,
     pub(crate) metrics: Arc<Metrics>,
-    /// `None` for a link that never had a live holder.
+    /// `None` if the link was created without a live holder.
     socket: Option<AsyncFd<OwnedFd>>,
     /// Encoded messages that the socket has not accepted yet, oldest first.
     unsent: Mutex<VecDeque<HolderMessage>>,
@@ -63,14 +63,14 @@ pub(crate) struct HolderLink {
     waiters: Mutex<ReplyWaiters>,
     /// Set by the holder's `Welcome`.
     control: OnceLock<Arc<ControlBlock>>,
-    /// The protocol version from the holder's `Welcome`.
-    version: OnceLock<u32>,
-    /// Cached mappings of the holder's memory.
+    /// The feature level from the holder's `Welcome`.
+    feature_level: OnceLock<u32>,
+    /// Mappings of the holder's memory that no log uses now.
     mappings: Arc<MappingCache>,
     broken: AtomicBool,
     /// Whether the holder is about to exit because the session is archived.
     departure: watch::Sender<HolderDeparture>,
-    /// The session is archived: its files contain everything that the holder had.
+    /// The session is archived: its files contain everything that its last holder had.
     is_archive: bool,
 }
 
@@ -81,7 +81,7 @@ enum HolderDeparture {
     No,
     /// The server has sent `Leave`, and the holder has not answered.
     Asked,
-    /// The link to the holder has ended.
+    /// The link to the holder has ended, for whatever reason.
     Done,
 }
 
@@ -115,8 +115,9 @@ pub(crate) enum ReplyWaiter {
         meta: ProcessMeta,
         gate: StartGate,
         /// `None` once the start was withdrawn: it was answered with an error because the holder did not reply in time.
-        /// The holder may still execute it.
+        /// The holder may still start the process.
         reply: Option<Reply>,
+        /// The sandbox of the start, to explain a failure.
         confined: Option<Arc<ProcessSandbox>>,
         /// Kept free for the pidfd of the leader.
         reserved: ReservedFd,
@@ -141,9 +142,9 @@ const SHORT_OF_RESOURCES: Duration = Duration::from_millis(100);
 /// How `recv` treats EMFILE.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FdShortage {
-    /// Wait until fds are available. The holder's messages stay in the socket, and the children block.
+    /// Wait until an fd is available. Until then the holder's messages stay in the socket.
     Wait,
-    /// Return an error. Nothing is lost yet, and a client waits for an answer.
+    /// Return an error: the holder is new and has started nothing, and a client waits for an answer.
     Fail,
 }
 
@@ -199,7 +200,7 @@ impl HolderLink {
             unsent_added: Notify::new(),
             waiters: Mutex::default(),
             control: OnceLock::new(),
-            version: OnceLock::new(),
+            feature_level: OnceLock::new(),
             mappings: Arc::default(),
             departure: watch::Sender::new(HolderDeparture::No),
             is_archive: false,
@@ -212,14 +213,15 @@ impl HolderLink {
         Arc::new(Self::with_socket(session, holders, metrics, None))
     }
 
-    /// Creates a link for an archived session, whose files this server maintains. It uses neither an fd nor a mapping.
+    /// Creates a link for an archived session, whose files this server maintains. The link uses neither an fd nor a
+    /// mapping.
     pub(crate) fn archive(holders: Arc<dyn Holders>, metrics: Arc<Metrics>, session: &Arc<Session>) -> Arc<Self> {
         let link = Self { is_archive: true, ..Self::with_socket(session.id.clone(), holders, metrics, None) };
         link.live_session.set(Arc::downgrade(session)).ok(); // Always succeeds: the link is new.
         Arc::new(link)
     }
 
-    /// Whether the session's files contain everything that the holder had.
+    /// Whether this link stands for the files of an archived session.
     pub(crate) fn is_archive(&self) -> bool {
         self.is_archive
     }
@@ -232,7 +234,7 @@ impl HolderLink {
         }
     }
 
-    /// Whether `Leave` was sent and the holder has not declined.
+    /// Whether `Leave` was sent and the holder has neither declined nor exited.
     pub(crate) fn is_departing(&self) -> bool {
         *self.departure.borrow() == HolderDeparture::Asked
     }
@@ -248,7 +250,8 @@ impl HolderLink {
         self.socket.as_ref().ok_or_else(|| io::ErrorKind::BrokenPipe.into())
     }
 
-    /// Releases a segment that no reader needs. If the holder is dead, removes the file here.
+    /// Gives a segment that no reader needs back to the holder. Without a live holder, removes the segment's file. For
+    /// an archived session, the next update of its files does so.
     pub(crate) fn release(&self, slot: u32, segment: u64) {
         if !self.is_broken() {
             self.send(&ToHolder::Release { slot, segment });
@@ -263,7 +266,8 @@ impl HolderLink {
         }
     }
 
-    /// Updates the files of an archived session after a process was forgotten or output was taken.
+    /// Schedules an update of the session's files, if the session is archived. Called after a process was forgotten or
+    /// output was taken.
     pub(crate) fn save_archive(&self) {
         if let Some(session) = self.live_session.get().and_then(Weak::upgrade).filter(|_| self.is_archive) {
             session.save_later();
@@ -290,13 +294,14 @@ impl HolderLink {
         });
     }
 
-    /// Whether the holder's protocol version is at least `since`.
+    /// Whether the holder's feature level is at least `since`.
     pub(crate) fn supports(&self, since: u32) -> bool {
-        self.version.get().is_some_and(|version| *version >= since)
+        self.feature_level.get().is_some_and(|level| *level >= since)
     }
 
-    /// Sends a request whose reply goes to `waiter`, with the fds of `confined`. If it cannot be sent, answers the
-    /// waiter and returns false.
+    /// Sends a request whose reply goes to `waiter`, with the fds of `confined`. If it cannot be sent, fails the waiter
+    /// and returns false. If the holder has died and the link does not know it yet, returns true, and the end of the
+    /// link fails the waiter.
     pub(crate) fn request<'a>(
         &self,
         waiter: ReplyWaiter,
@@ -361,7 +366,7 @@ impl HolderLink {
 
     /// Tells the holder that the process in this slot was forgotten, so that the holder may reuse the slot.
     pub(crate) fn forget(&self, slot: u32) {
-        // Fails only without a holder. Then the slot is not used again.
+        // Fails only if there is no holder to tell.
         self.request(ReplyWaiter::Forget { slot }, None, |req| ToHolder::Forget { req, slot });
     }
 
@@ -394,9 +399,9 @@ impl HolderLink {
         loop {
             let (message, mut fds) = self.recv(shortage).await?;
             match message {
-                FromHolder::Welcome { version, info, ttl_ms, detached_ms, .. } if fds.len() == 2 => {
-                    self.version.set(version).ok(); // Ignores a second `Welcome` on the same link.
-                    if version >= control::ARCHIVES {
+                FromHolder::Welcome { version: level, info, ttl_ms, detached_ms, .. } if fds.len() == 2 => {
+                    self.feature_level.set(level).ok(); // Ignores a second `Welcome` on the same link.
+                    if level >= control::ARCHIVES {
                         self.send(&ToHolder::AllowArchive);
                     }
                     // The fds are the control block and the eventfd.
@@ -429,7 +434,7 @@ impl HolderLink {
                 }
                 FromHolder::Refused { version, epoch } => {
                     return Err(io::Error::other(format!(
-                        "the holder refused this server: its layout is {version}, and its last server had epoch {epoch}"
+                        "the holder refused this server: its message layout is {version}, and its last server had epoch {epoch}"
                     )));
                 }
                 other => {
@@ -466,7 +471,7 @@ impl HolderLink {
     /// Serves the link until the holder closes it.
     pub(crate) async fn run(self: Arc<Self>, session: Arc<Session>, welcome: HolderWelcome) {
         self.live_session.set(Arc::downgrade(&session)).ok(); // A link runs once, so it was not set before.
-        // Owned by this task: the wake-up of a log takes no lock of the session.
+        // A copy that only this task uses, so that finding the log to wake takes no lock of the session.
         let mut slots = session.by_slot();
         let ended = loop {
             self.wake_dirty(&session, &slots);
@@ -530,8 +535,8 @@ impl HolderLink {
         }
     }
 
-    /// Sends queued messages. Fails if some must stay queued for now: the socket's buffer is full (`WouldBlock`), or the
-    /// host is short of fds or memory.
+    /// Sends queued messages. Fails if some must stay queued for now: the socket's buffer is full (`WouldBlock`), or
+    /// the host is short of fds or memory.
     fn flush_some(&self) -> io::Result<()> {
         let mut unsent = self.unsent.lock();
         let Ok(socket) = self.socket() else { return Ok(()) };
@@ -579,7 +584,7 @@ impl HolderLink {
                     }
                 }
                 Some(ReplyWaiter::Done(done)) => done.send(status).unwrap_or(()), // Fails if the caller has left.
-                // Handled before the holder can report the next process in this slot.
+                // The holder replies before it uses the slot again, so this removes the right process.
                 Some(ReplyWaiter::Forget { slot }) => drop(slots.remove(&slot)),
                 Some(ReplyWaiter::Start { .. }) | None => {}
             },
@@ -633,9 +638,10 @@ impl HolderLink {
 }
 
 impl ReplyWaiter {
-    /// Answers the waiter because the holder is dead (`BrokenPipe`) or the request could not be sent.
+    /// Answers a pending start because the holder is dead (`BrokenPipe`) or the request could not be sent. The other
+    /// kinds of waiters need no call.
     fn fail(self, error: io::Error) {
-        // `Process::fail_stdin` answers all queued stdin operations. Dropping the sender of a status answers it.
+        // `Process::fail_stdin` answers stdin operations. The caller who waits for a status sees its sender dropped.
         let Self::Start { meta, gate, reply, session, .. } = self else { return };
         let session = session.upgrade();
         if let Some(session) = &session {
@@ -643,6 +649,7 @@ impl ReplyWaiter {
         }
         if let Some(reply) = reply {
             reply.fail(&match session {
+                // Only while the server ends: the sender of the request holds the session.
                 None => Failure::Draining,
                 Some(session) if error.kind() == io::ErrorKind::BrokenPipe => session.holder_lost_failure(),
                 Some(_) => Failure::Resources { program: meta.program(), source: error },
@@ -674,6 +681,8 @@ fn close_status(status: CommandStatus) -> CloseStdinStatus {
         CommandStatus::StdinClosed | CommandStatus::NotRunning | CommandStatus::StreamsHeld => {
             CloseStdinStatus::StdinClosed
         }
+        // The wire has no status for a close that the holder tried and that failed (`Failed`). `NotATerminal` and
+        // `NotClosed` do not occur: they never answer `CloseStdin`.
         CommandStatus::Ok | CommandStatus::NotATerminal | CommandStatus::NotClosed | CommandStatus::Failed(_) => {
             CloseStdinStatus::Accepted
         }

@@ -1,4 +1,5 @@
-//! The server's budget for received bytes: messages of all connections that are not processed yet.
+//! The server's budget for received bytes of all connections: messages that are not complete or not handled yet, and
+//! large requests until they are answered.
 //!
 //! Each connection may hold a whole message, so a hundred connections could exhaust the memory. If the received bytes
 //! exceed the budget, the connection that holds the most is closed with 1013. This loses nothing: its client reconnects
@@ -24,6 +25,7 @@ const SHED_MIN_BYTES: usize = 1 << 20;
 pub(crate) struct IncomingBudget {
     /// Zero = no bound.
     max: usize,
+    /// The bytes of all shares, and those that requests reserved.
     total: AtomicUsize,
     shares: Mutex<BTreeMap<u64, Arc<BudgetShare>>>,
 }

@@ -1,7 +1,8 @@
 //! The metrics of the server and their text at `/metrics`.
 //!
-//! Counting adds to a relaxed atomic, at most once per batch or request; it takes no lock and looks up no label. Gauges (sessions, processes) are computed when the page is requested. Labels come from fixed lists, so
-//! that a peer cannot make the page grow. The page shows no ids, names, paths or arguments.
+//! Counting adds to a relaxed atomic. It takes no lock and looks up no label. Gauges (sessions, processes) are computed
+//! when the page is requested. Labels come from fixed lists, so that a peer cannot make the page grow. The page shows
+//! no ids, names, paths or arguments.
 
 mod text;
 
@@ -84,7 +85,7 @@ pub struct Metrics {
     pub sent_bytes: Counter,
     /// Output that holders have read from their children.
     pub output_bytes: Counter,
-    /// Output dropped by the overflow policy before all readers had read it.
+    /// Output that holders dropped, so that the child could continue.
     pub dropped_bytes: Counter,
     /// Bytes written to the stdin of children.
     pub stdin_bytes: Counter,
@@ -100,9 +101,10 @@ pub struct Metrics {
     pub expired: Counter,
     /// Sessions of earlier servers whose holders were adopted.
     pub adopted: Counter,
-    /// Failed attempts to adopt a holder that was found. Each is retried.
+    /// Sessions that were still pending when the wait of the server's start was over. They are adopted later if
+    /// possible.
     pub adoption_failures: Counter,
-    /// Holders that died together with their processes.
+    /// Holders that died while this server was linked to them. Their processes were killed.
     pub holders_lost: Counter,
     /// In the order of `METHODS`.
     latencies: PerEntry<Latency, { METHODS.len() }>,

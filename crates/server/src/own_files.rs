@@ -1,4 +1,4 @@
-//! Protects the server's own files: only the owner may access them with file methods.
+//! Protects the server's own files: only the owner may access them with file methods, and only outside a sandbox.
 //!
 //! ```text
 //!  paths (state directory, tokens, audit log, TLS files, sockets)
@@ -11,8 +11,8 @@
 //!
 //! The inventory is a cache. It is valid for an object whose inode was last changed (ctime) before the inventory was
 //! taken: creating an object, renaming it into a directory and adding a hard link all change the ctime. For a newer
-//! object, or if the inventory is more than a second old, it is taken again. Directories that have not changed since are
-//! not listed again.
+//! object, or if the inventory is more than a second old, it is taken again. Directories that have not changed since
+//! are not listed again.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -37,7 +37,7 @@ type FileIdentity = (u64, u64);
 /// Resolution of inode timestamps, with a margin. A change this soon after the inventory may have an older timestamp.
 const CLOCK_GRAIN_NS: i128 = 20_000_000;
 
-/// Longest time that an inventory is used. Bounds how long a wrong clock can hide a change.
+/// Longest time that an inventory is used. If the wall clock was set back, a change may go unnoticed for this long.
 const MAX_AGE_NS: i128 = 1_000_000_000;
 
 /// How many levels below a protected directory are listed. The state directory has two.

@@ -7,9 +7,10 @@
 //! A placeholder has the mtime 0 (1970), which marks it until something is created in it. A nested placeholder does not
 //! count: after one is created or removed, the mtime of the outer one is reset.
 //!
-//! A placeholder is removed when it is no longer needed. It is needed while a prepared sandbox (kit) holds a shared lock
-//! on it, or a process in a view has a mount on it. Removing it too early would free its name, so both are checked. The paths are recorded in the state directory, so that the next server removes the placeholders of
-//! a server that was killed.
+//! A placeholder is removed when it is no longer needed. It is needed while a prepared sandbox (kit) holds a shared
+//! lock on it, or a process in a view has a mount on it. Removing it too early would free its name, so both are
+//! checked. The paths are recorded in the state directory, so that the next server removes the placeholders of a server
+//! that was killed.
 
 use std::{
     collections::BTreeSet,
@@ -28,7 +29,7 @@ use rustix::{
     io::Errno,
 };
 
-/// How many times to look again if the placeholder is removed while we lock it.
+/// How many times to look for a placeholder that is removed, and perhaps created anew, while we lock it.
 const TRIES: usize = 8;
 
 /// Keeps a placeholder from being removed.
@@ -48,6 +49,7 @@ pub(crate) fn make(path: &Path) -> io::Result<()> {
             mark(path)
         }
         Err(Errno::ACCESS) if path.parent().is_some_and(is_ours) => Err(Errno::ACCESS.into()),
+        // NOENT, NOTDIR: the parent directory is gone.
         Err(Errno::EXIST | Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::NOENT | Errno::NOTDIR) => Ok(()),
         Err(errno) => Err(errno.into()),
     }

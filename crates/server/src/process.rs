@@ -6,8 +6,8 @@
 //!
 //! Releasing output: the owner and every follower have a position ([`Retention`]). Segments below the lowest position
 //! are released to the holder, except for the last [`limits::READABLE_BYTES`](exec_server_protocol::limits). The holder
-//! also learns what the followers have taken. At its quota the holder drops that output instead of blocking the child
-//! until a detached owner comes back.
+//! also learns what all followers have taken. If the owner is detached and the log can grow no more, the holder drops
+//! that output instead of blocking the child until the owner comes back.
 
 use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
@@ -157,8 +157,8 @@ impl Process {
         self.log().status()
     }
 
-    /// Gives up everything that is shared with the holder, and then tells the holder that it may reuse it. Readers that
-    /// still have the process see an empty log.
+    /// Gives up everything that is shared with the holder, and then tells the holder that it may reuse the slot and the
+    /// memory. Readers that still have the process see an empty log.
     pub(crate) fn forget(self: &Arc<Self>) {
         // Drop the mappings before the segments are returned: after that the holder lets other processes write there.
         let segments = self.log().forget();
@@ -319,8 +319,8 @@ impl Process {
         Some((leader, self.pid))
     }
 
-    /// How long the process has been closed and the owner could have known it. `None` if it is not closed. Time in which
-    /// the owner is away does not count: each call without an owner restarts the clock.
+    /// How long the process has been closed and the owner could have known it. `None` if it is not closed. Each call
+    /// without an attached owner, or before the owner has all output, restarts the clock.
     pub(crate) fn closed_for(&self, now: Instant, is_attached: bool) -> Option<Duration> {
         let mut retention = self.retention.lock();
         let status = self.status();
@@ -329,7 +329,7 @@ impl Process {
         Some(Duration::from_nanos(retention.closed_for_ns(now_ns, is_attached, status.next_seq)))
     }
 
-    /// Whether the owner has everything: acknowledged or, if the peer cannot acknowledge, sent.
+    /// Whether the owner has taken everything: acknowledged it or, if the peer cannot acknowledge, been sent it.
     pub(crate) fn is_taken(&self) -> bool {
         let retention = self.retention.lock();
         retention.has_owner_all(self.status().next_seq)

@@ -68,7 +68,7 @@ pub(crate) struct Confinement {
 /// The error text for a principal that must restrict files and whose policy does not.
 pub(crate) const NEEDS_RESTRICTED_FILES: &str = "a sandbox that restricts files, in which `/` is not writable";
 
-/// Reported to a request whose sandbox restricts nothing.
+/// Reported to a request with a sandbox for which this server restricts nothing.
 pub(crate) const NOT_CONFINED: wire::AppliedSandbox =
     wire::AppliedSandbox { file_system: wire::AppliedFileSystem::Unrestricted, network: wire::Network::Enabled };
 
@@ -171,7 +171,7 @@ pub(crate) struct Sandboxes {
     tmpdir: Option<PathBuf>,
     processes: SandboxCache<ProcessParts>,
     views: SandboxCache<FileParts>,
-    /// Paths of possible placeholders, and the time of the last sweep.
+    /// Paths at which there may be placeholders, and the time of the last sweep.
     placed: Mutex<(BTreeSet<PathBuf>, Instant)>,
 }
 
@@ -181,7 +181,8 @@ impl Sandboxes {
         Self { holders, hidden, tmpdir, processes: Mutex::default(), views: Mutex::default(), placed }
     }
 
-    /// Converts the sandbox of a request from the wire. `None` if it restricts nothing.
+    /// Converts the sandbox of a request from the wire. `None` if this server has nothing to restrict: also if another
+    /// program enforces the sandbox (`External`).
     pub(crate) fn read(&self, context: &wire::SandboxContext) -> Result<Option<Confinement>, Failure> {
         let wire::Profile::Managed { file_system, network } = &context.permissions else { return Ok(None) };
         let is_network_restricted = *network == wire::Network::Restricted;
@@ -312,7 +313,8 @@ impl Sandboxes {
         !(self.placed.lock().0.is_empty() && self.processes.lock().is_empty() && self.views.lock().is_empty())
     }
 
-    /// Removes placeholders that are no longer needed, and cached sandboxes that are no longer used. Blocks.
+    /// Removes placeholders that are no longer needed, and cached sandboxes that are no longer used. Does so at most
+    /// every [`PLACEHOLDER_IDLE`]. Blocks.
     pub(crate) fn sweep(&self) {
         let paths = {
             let mut placed = self.placed.lock();

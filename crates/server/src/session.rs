@@ -70,7 +70,7 @@ pub struct Session {
     archive: ArchiveState,
 }
 
-/// The facts that a restarted server needs about a session. Stored by the holder, or in a file without a holder.
+/// The facts that a restarted server needs about a session. Stored in the session's directory and by its holder.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SessionRecord {
@@ -130,7 +130,8 @@ impl Session {
         })
     }
 
-    /// Recreates a session from its record. Without a clock, the session counts as detached from now on.
+    /// Recreates a session from its record. The session counts as detached: since the time that `clock` tells, else
+    /// from now on.
     pub(crate) fn from_record(
         core: Weak<Core>,
         id: Arc<str>,
@@ -252,7 +253,8 @@ impl Session {
         }
     }
 
-    /// The link to the session's holder. Creates the holder for the first process.
+    /// The link to the session's holder. Creates a holder for the first process, and for the first start after a holder
+    /// archived the session.
     pub(crate) async fn link(self: &Arc<Self>) -> Result<Arc<HolderLink>, Failure> {
         let _opening = self.opening.lock().await;
         let failed = |source| Failure::HolderFailed { session: self.id.to_string(), source };
@@ -273,8 +275,8 @@ impl Session {
         }
         let mut made = self.create_holder(holders.clone()).await;
         if made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::UnexpectedEof) {
-            // The holder died before its hello: the spawner may have died while it handled the request. Try once more
-            // with its successor.
+            // The holder died before it answered the hello: the spawner may have died while it created the holder. Try
+            // once more with a new spawner.
             made = self.create_holder(holders).await;
         }
         let made = made.inspect_err(|_| {
@@ -300,8 +302,8 @@ impl Session {
         match welcomed.and_then(|(welcome, found)| self.rejoin(&link, &found).map(|()| welcome)) {
             Ok(welcome) => Ok((link, welcome)),
             Err(error) => {
-                // Before the link is dropped: a holder that loses its link and finds its secret removed or replaced knows
-                // that no server will come back.
+                // Before the link is dropped: a holder that loses its link and finds its secret removed or replaced
+                // knows that no server will come back.
                 holders.undo_create(&self.id);
                 Err(error)
             }
@@ -315,8 +317,8 @@ impl Session {
         let ttl_ms = ttl_ms(state.attachment.ttl);
         if state.attached.is_some() {
             link.send(&ToHolder::Attach);
-            // The holder applies this if the server is killed while the client is attached. Send it after `Attach`: a
-            // holder that still counts as detached would apply a short time-to-live at once.
+            // The holder needs the time-to-live if the server is killed while the client is attached. Send it after
+            // `Attach`: a holder that still counts as detached would apply a short time-to-live at once.
             link.send(&ToHolder::SetTtl { ttl_ms });
         } else {
             link.send(&ToHolder::Detach { ttl_ms });
@@ -386,7 +388,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Whether the holder archived the session and exited. Then nothing of it is lost.
+    /// Whether the session is archived: its holder has exited, and its files contain all that the holder had.
     pub(crate) fn is_archived(&self) -> bool {
         self.state.lock().is_archived
     }
@@ -497,7 +499,7 @@ impl Session {
     pub(crate) async fn end(&self) {
         self.state.lock().is_over = true;
         self.files.end();
-        // Wait for a holder that is being created. Otherwise it would run without an owner.
+        // Wait for a holder that is being created. Otherwise nothing would end it.
         let opening = self.opening.lock().await;
         let link = self.state.lock().link.clone();
         drop(opening);
@@ -532,7 +534,8 @@ impl Session {
             state.attached.clone()
         };
         self.files.end();
-        // A client attached while the session was expiring. Close it; its next resume gets `sessionExpired`.
+        // A client may have attached while the session was expiring. Close its connection; its next resume gets
+        // `sessionExpired`.
         if let Some(peer) = attached {
             peer.close(1001, "session has expired; connect again");
         }
@@ -567,8 +570,8 @@ impl Session {
         state.processes.retain(|_, entry| entry.live().is_some());
     }
 
-    /// Periodic work: forgets closed processes whose time is over and nameless ones that have ended, and runs the
-    /// session's clock if no holder does.
+    /// Periodic work: records ends, withdraws overdue starts, forgets closed processes whose time is over or that have
+    /// no name and no reader, and runs the session's clock if no holder does.
     pub(crate) fn sweep(self: &Arc<Self>, now: Instant, kept: Duration) {
         self.record_ends();
         let link = self.state.lock().link.clone();
@@ -588,7 +591,7 @@ impl Session {
                     && (process.is_taken() || !attached)
             }
             Some(closed_for) if state.is_named(process) => closed_for >= kept,
-            // Hidden, or forgotten while readers still hold the log.
+            // Without a name: hidden, or forgotten while readers still held the log.
             Some(_) => process.is_taken() && !process.retention().has_holds(),
         };
         let done: Vec<Arc<Process>> = state.by_slot.values().filter(is_done).cloned().collect();
@@ -634,7 +637,7 @@ fn ttl_ms(ttl: Option<Duration>) -> u64 {
     ttl.map_or(TTL_NONE, |ttl| u64::try_from(ttl.as_millis()).unwrap_or(TTL_NONE - 1).min(TTL_NONE - 1))
 }
 
-/// Shortens a session id for logs, because an id is a capability.
+/// Shortens a session id for logs, because an id is a capability. An id of less than 8 bytes is not shown at all.
 pub(crate) fn short_id(id: &str) -> &str {
     id.get(..8).unwrap_or("")
 }

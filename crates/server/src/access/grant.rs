@@ -140,7 +140,7 @@ impl Grant {
         method.scope.filter(|scope| !self.rights.scopes.contains(scope))
     }
 
-    /// Returns when the grant ends. Cancel safe.
+    /// Returns when the grant ends; never for a grant that cannot be revoked. Cancel safe.
     pub(crate) async fn ended(&mut self) -> GrantEnd {
         if let Some(ended) = &mut self.ended
             && let Ok(why) = ended.wait_for(Option::is_some).await

@@ -51,7 +51,7 @@ const CHECK_EVERY: Duration = Duration::from_millis(250);
 /// Capacity of the queue of updates. When it is full, the watching thread waits.
 const UPDATES_WAITING: usize = 64;
 
-/// Stack of the watching thread. Enough to parse a file of a few hundred entries.
+/// Stack of the watching thread, which only reads and parses the file.
 const STACK_BYTES: usize = 256 << 10;
 
 /// The parts of a client certificate that access control uses. The TLS library has already verified the certificate.
@@ -129,9 +129,9 @@ impl Access {
     /// Checks the file and the expiry dates until the returned future is dropped. A change is already in force when
     /// `on_update` is called with it.
     ///
-    /// The checks run on a separate thread, which ends with the future, for two reasons. A file system may be slow. And a
-    /// thread of the runtime that wakes another thread four times a second looks to the kernel's scheduler like one that
-    /// serves many threads: the scheduler then moves it away from the CPU of the client that it answers.
+    /// The checks run on a separate thread, which ends with the future, for two reasons. A file system may be slow. And
+    /// if a thread of the runtime woke another thread four times a second, the kernel's scheduler would take it for one
+    /// that serves many threads, and move it away from the CPU of the client that it answers.
     pub fn watch<T: Fn(AccessUpdate)>(self: Arc<Self>, on_update: T) -> io::Result<impl Future<Output = ()> + use<T>> {
         let (update_tx, mut update_rx) = mpsc::channel(UPDATES_WAITING);
         // Nothing is sent on this channel. It disconnects when the future is dropped, which ends the thread.

@@ -175,7 +175,7 @@ pub(super) fn with_request(head: &[u8], decide: impl FnOnce(&HttpRequest<'_>) ->
     decide(&HttpRequest { method, target, minor_version, headers: parsed.headers })
 }
 
-/// Sends a response and prepares the socket to be closed in a way that lets the peer read the response.
+/// Sends a response, and reads what the peer still sends, so that the socket can be closed without losing the response.
 pub(super) async fn answer_and_close(socket: &mut (impl AsyncRead + AsyncWrite + Unpin), response: &HttpResponse) {
     let answered: io::Result<()> = async {
         socket.write_all(&response.encode()).await?;
@@ -186,8 +186,8 @@ pub(super) async fn answer_and_close(socket: &mut (impl AsyncRead + AsyncWrite +
     if answered.is_err() {
         return;
     }
-    // Closing a socket with unread input sends a RST, and the peer may lose the response. So read the rest first, at most
-    // 64 KiB of it.
+    // Closing a socket with unread input sends a RST, and the peer may lose the response. So read the rest first, at
+    // most 64 KiB of it.
     let mut sink = [0; 1 << 10];
     let drained = async {
         for _ in 0..64 {

@@ -55,8 +55,7 @@ use crate::{
     tls::{OwnNames, Tls},
 };
 
-/// From accept to the end of the response, including the TLS handshake. With a longer deadline, 64 slow peers could
-/// lock out all other clients for longer.
+/// Deadline from accept to the end of the response, including the TLS handshake.
 const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The requirements for TCP connections.
@@ -82,7 +81,8 @@ pub struct TcpEndpoint {
 
 /// The interface between admission and the server: admission reports refusals, the server its metrics and readiness.
 pub trait AdmissionReporter: Send + Sync {
-    /// A connection was refused with this HTTP status; 0: the TLS handshake failed.
+    /// A connection was answered with this HTTP status instead of being admitted; 0: the TLS handshake failed. Not
+    /// called for health and metrics that were answered with 200.
     fn refused(&self, status: u16);
     /// The metrics page, including the counters of admission.
     fn page(&self, admission: AdmissionCounts) -> String;
@@ -106,7 +106,7 @@ pub enum AdmissionDecision {
 /// Authenticates the connections of all listeners of a server.
 pub struct Admission {
     config: AdmissionConfig,
-    /// `None`: nothing is reported, and `/metrics` is 404.
+    /// `None`: nothing is reported, and `/metrics` is answered with 404.
     reporter: Option<Arc<dyn AdmissionReporter>>,
     pending: Arc<PendingConnections>,
     /// Set once by `Admission::drain`: `/readyz` fails and upgrades are refused.

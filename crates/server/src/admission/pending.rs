@@ -28,7 +28,7 @@ const PENALIZED_MAX: usize = 8;
 /// it.
 const DELAYED_FROM: u32 = 100;
 
-/// The delay doubles with this many further failures.
+/// The delay doubles after each further run of this many failures.
 const FAILURES_A_DOUBLING: u32 = 16;
 
 /// The first delay and the longest one. The longest is well below the deadline of a request.
@@ -154,7 +154,8 @@ impl PendingConnections {
 }
 
 impl PendingTable {
-    /// The source whose oldest connection must be evicted before a new one of `source` can enter.
+    /// The source whose oldest connection must be evicted before a new connection of `source` can enter. `None` if
+    /// there is room.
     fn victim(&self, source: PeerSource, now: Instant) -> Option<PeerSource> {
         let record = self.sources.get(&source);
         if record.is_some_and(|record| record.pending >= PENALIZED_MAX && record.delay(now).is_some()) {

@@ -21,6 +21,7 @@ use crate::state_dir::if_exists;
 /// Most ends of older files that are kept. The ends of even older files are forgotten.
 const PARTS_MAX: usize = 1024;
 
+/// Most bytes that are read. More than an anchor with [`PARTS_MAX`] ends needs.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// Identifies a line by its number and hash.
@@ -39,11 +40,11 @@ impl Default for AnchorMark {
     }
 }
 
-/// The known lines of a log.
+/// The contents of an anchor's file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Anchor {
-    /// The path of the log, as configured.
+    /// The absolute path of the log.
     pub log: PathBuf,
     /// The oldest known line. This is the first line of the log, unless the log existed before its anchor.
     pub first: AnchorMark,

@@ -45,6 +45,7 @@ const TORN: &str = "audit.torn";
 const DAMAGED: &str = "audit.damaged";
 /// Says how many records were lost.
 const LOST: &str = "audit.lost";
+/// The end of a process. The writer looks for it at startup, so that no end is recorded twice.
 const EXIT: &str = "process.exit";
 /// Marks the line at which an anchor begins: the first line of the log, or the first after an existing log got an
 /// anchor.
@@ -77,7 +78,7 @@ pub enum AuditPolicy {
 pub enum AuditError {
     #[error("use audit log `{}`", path.display())]
     Io { path: PathBuf, source: io::Error },
-    /// The path names a directory or a device.
+    /// The path names a FIFO or a device.
     #[error("audit log `{}` is not a file", path.display())]
     NotAFile { path: PathBuf },
     /// Other users could write to it.
@@ -149,13 +150,13 @@ pub struct AuditRecord {
     /// The HTTP status that admission answered with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// How many events this line stands for, if more than one.
+    /// How many events this line stands for. Left out if it is one, except in `audit.lost`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
-    /// The size of a partial line, which the line declares.
+    /// The size of the partial or damaged line before this one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// The SHA-256 of that partial line.
+    /// The SHA-256 of that line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
     /// The path of the log's anchor.
@@ -193,6 +194,7 @@ impl AuditRecord {
             &mut self.reason,
             &mut self.anchor,
         ];
+        // Rough costs of the record itself and, below, of each text.
         let mut size = 256;
         for text in texts.into_iter().flatten() {
             if text.len() > TEXT_MAX_BYTES {
@@ -227,7 +229,9 @@ struct OpenAudit {
 }
 
 struct RefusalRate {
+    /// When the current second began.
     since: Instant,
+    /// Refusals that were written in the current second.
     written: u64,
     /// Refusals that were not written since the last one that was.
     suppressed: u64,
@@ -266,7 +270,7 @@ impl Audit {
         rx.await.unwrap_or(false)
     }
 
-    /// Records that admission refused a connection.
+    /// Records that admission refused a connection. Beyond [`REFUSALS_MAX`] per second, refusals are only counted.
     pub(crate) fn refused(&self, peer: &impl fmt::Display, status: u16) {
         let Some(inner) = &self.0 else { return };
         let mut refusals = inner.refusals.lock();

@@ -96,9 +96,11 @@ impl ExpectedLog<'_> {
 #[derive(Default)]
 struct ChainVerifier {
     report: VerifyReport,
+    /// Number and hash of the last line. Number 0: only the hash is known, from `ExpectedLog::after`.
     end: Option<(u64, String)>,
     /// Bytes since the last valid line that are not a valid line themselves.
     torn: Vec<u8>,
+    /// The number of the line in its file at which `torn` begins.
     torn_line: u64,
     /// A line had the hash `ExpectedLog::has`.
     has_expected: bool,
@@ -178,8 +180,8 @@ impl ChainVerifier {
         Ok(())
     }
 
-    /// Checks that a valid line follows from the previous one. If the error is about an earlier line, it has the number of
-    /// that line.
+    /// Checks that a valid line follows from the previous one. If the error is about an earlier line, it has the number
+    /// of that line.
     fn line(&mut self, line: &ChainLine) -> Result<(), (Option<u64>, String)> {
         let is_behind_torn = !self.torn.is_empty();
         if is_behind_torn {

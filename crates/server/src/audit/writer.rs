@@ -35,7 +35,8 @@ const QUEUE_MAX_BYTES: usize = 8 << 20;
 /// The longest sleep of the thread. Bounds how long a rotation goes unnoticed and how soon a full disk is retried.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
 
-/// The longest time until written lines are synced and the anchor is updated: at most 10 syncs per second under load.
+/// The longest time until written lines are synced and the anchor is updated. Without records that a caller waits for,
+/// there are at most 10 syncs per second.
 pub(super) const SYNC_EVERY: Duration = Duration::from_millis(100);
 
 /// How many bytes at the end of an existing log are searched for the end of the chain and for process exits. Many times
@@ -89,8 +90,8 @@ impl WriterQueue {
         self.changed.notify_one();
     }
 
-    /// Takes the queued records, the number of lost ones, and whether the queue is closed. Waits at most `within` for the
-    /// first record.
+    /// Takes the queued records, the number of lost ones, and whether the queue is closed. If no record is queued,
+    /// waits at most `within` for one.
     fn take(&self, within: Duration) -> (Vec<QueuedRecord>, u64, bool) {
         let mut queue = self.queue.lock();
         if queue.waiting.is_empty() && !queue.is_closed {
@@ -104,11 +105,11 @@ impl WriterQueue {
         self.queue.lock().lost_ever
     }
 
-    /// Counts records that the next written line must report as lost. `known` of them are in `lost_ever` already.
-    fn count_lost(&self, count: u64, known: u64) {
+    /// Counts records that the next written line must report as lost. `counted` of them are in `lost_ever` already.
+    fn count_lost(&self, count: u64, counted: u64) {
         let mut queue = self.queue.lock();
         queue.lost += count;
-        queue.lost_ever += count.saturating_sub(known);
+        queue.lost_ever += count.saturating_sub(counted);
     }
 }
 
@@ -122,7 +123,7 @@ pub(super) struct AuditWriter {
     is_dirty: bool,
     synced: Instant,
     anchor: Option<StoredAnchor>,
-    /// The log's path does not name a file that can be used. Logged only when it becomes so.
+    /// The log's path names no file that can be used, so the old file is continued. Logged only once.
     has_lost_name: bool,
 }
 
@@ -130,8 +131,8 @@ pub(super) struct AuditWriter {
 struct StoredAnchor {
     path: PathBuf,
     /// `None` until the first line for it is synced.
-    known: Option<Anchor>,
-    /// `known` is newer than the file.
+    contents: Option<Anchor>,
+    /// `contents` is newer than the file.
     is_stale: bool,
     is_failing: bool,
 }
@@ -140,20 +141,20 @@ impl StoredAnchor {
     /// Reads the file. An unreadable anchor is replaced, and the log then records that its anchor is newer than the
     /// log.
     fn read(path: &Path) -> Self {
-        let known = Anchor::read(path).unwrap_or_else(|error| {
+        let contents = Anchor::read(path).unwrap_or_else(|error| {
             tracing::error!(path = %path.display(), %error, "the audit log's anchor cannot be read; starting a new one");
             None
         });
-        Self { path: path.to_owned(), known, is_stale: false, is_failing: false }
+        Self { path: path.to_owned(), contents, is_stale: false, is_failing: false }
     }
 
     /// Advances the anchor to the last synced line.
     fn advance(&mut self, log: &Path, durable: &mut LogFile) {
         let last = durable.end.clone();
-        match (&mut self.known, durable.begun.take()) {
-            (Some(known), _) if known.last == last => {}
-            (Some(known), _) => {
-                known.last = last;
+        match (&mut self.contents, durable.begun.take()) {
+            (Some(anchor), _) if anchor.last == last => {}
+            (Some(anchor), _) => {
+                anchor.last = last;
                 self.is_stale = true;
             }
             (none, Some(first)) => {
@@ -167,16 +168,16 @@ impl StoredAnchor {
     }
 
     fn end_part(&mut self) {
-        if let Some(known) = &mut self.known {
-            known.end_part();
+        if let Some(anchor) = &mut self.contents {
+            anchor.end_part();
             self.is_stale = true;
         }
         self.write();
     }
 
     fn write(&mut self) {
-        let Some(known) = self.known.as_ref().filter(|_| self.is_stale) else { return };
-        match known.write(&self.path) {
+        let Some(anchor) = self.contents.as_ref().filter(|_| self.is_stale) else { return };
+        match anchor.write(&self.path) {
             Ok(()) => {
                 self.is_stale = false;
                 self.is_failing = false;
@@ -217,15 +218,15 @@ impl AuditWriter {
         shared: Arc<WriterQueue>,
     ) -> Result<(Self, Vec<RecordedExit>), AuditError> {
         let mut anchor = anchor.map(StoredAnchor::read);
-        let known = anchor.as_ref().and_then(|anchor| anchor.known.as_ref());
-        let last = known.map(|known| known.last.clone());
+        let contents = anchor.as_ref().and_then(|anchor| anchor.contents.as_ref());
+        let last = contents.map(|contents| contents.last.clone());
         let (mut log, ended) = LogFile::open(path, last.as_ref())?;
         if let Some(anchor) = &mut anchor {
             let place = Some(anchor.path.display().to_string());
             for notice in &mut log.notices {
                 notice.anchor.clone_from(&place);
             }
-            match &anchor.known {
+            match &anchor.contents {
                 None => log.notices.push(AuditRecord { anchor: place, ..AuditRecord::of(super::BEGIN) }),
                 Some(_) if log.good_bytes == 0 => anchor.end_part(),
                 Some(_) => {}
@@ -292,8 +293,8 @@ impl AuditWriter {
         }
     }
 
-    /// Syncs the lines first and then advances the anchor, so that the anchor is never ahead of the log. A failed sync is
-    /// repeated the next time.
+    /// Syncs the lines first and then advances the anchor, so that the anchor is never ahead of the log. A failed sync
+    /// is repeated the next time.
     fn sync(&mut self) {
         if self.is_dirty && self.log.file.sync_data().is_ok() {
             self.is_dirty = false;

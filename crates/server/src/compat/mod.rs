@@ -8,8 +8,8 @@
 //! Texts that clients of the reference compare, and which therefore must not change: the `#[error]` texts of
 //! [`Failure`] for a request before `initialize` or `initialized`, for a malformed message, for unknown and attached
 //! sessions, unknown, duplicate and stdin-less processes, too many open files and the limits of `fs/walk`; the ending
-//! `Operation not permitted` of a sandbox denial; and the beginning `http/request failed: ` of an HTTP failure, by which
-//! the reference's MCP client recognizes a request that it may repeat.
+//! `Operation not permitted` of a sandbox denial; and the beginning `http/request failed: ` of an HTTP failure, by
+//! which the reference's MCP client recognizes a request that it may repeat.
 
 pub(crate) mod command;
 mod dialect;
@@ -49,13 +49,13 @@ impl ClientRules {
     }
 
     /// How long a resume waits for a session that is being adopted. `None`: the client gets a retryable error at once.
-    /// Of the clients of the reference only generation H retries.
+    /// A client of the reference waits: only those of generation H would retry.
     pub(crate) fn adoption_wait(self) -> Option<Duration> {
         self.reference.then_some(ADOPTION_WAIT)
     }
 
-    /// How long after `closed` the id of a process becomes free, if its output was taken. `None`: only `process/forget`
-    /// frees it, which the reference does not have.
+    /// How long after `closed` the id of a process becomes free, if its output was taken. `None`: a start cannot reuse
+    /// it. Only a client of the reference needs this, because it cannot call `process/forget`.
     pub(crate) fn closed_id_free_after(self) -> Option<Duration> {
         self.reference.then_some(limits::CLOSED_ID_TAKEN)
     }
@@ -84,7 +84,8 @@ pub(crate) fn error_code(failure: &Failure) -> Option<i64> {
     match failure {
         // V0 answers every error of its family with this code.
         Failure::UnknownMethod { method } if method.starts_with("command/") => Some(INVALID_REQUEST),
-        // The reference distinguishes a permission error from a bad request only by text. Our `kind` distinguishes them.
+        // The reference distinguishes a permission error from a bad request only by text. Our `kind` distinguishes
+        // them.
         Failure::File(error) if error.category() == exec_server_fs::ErrorCategory::PermissionDenied => {
             Some(INVALID_REQUEST)
         }

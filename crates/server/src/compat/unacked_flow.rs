@@ -1,7 +1,7 @@
 //! Flow control for a client that cannot acknowledge output, as those of the generations V0, S and H.
 //!
-//! Sent output counts as taken, except for the last [`limits::UNREAD_BYTES`], which such a client may read again after a
-//! resume. A client that polls with `process/read` shows by its reads what it has taken.
+//! Sent output counts as taken, except for the last [`limits::UNREAD_BYTES`], which such a client may read again after
+//! a resume. A client that polls with `process/read` shows by its reads what it has taken.
 //!
 //! ```text
 //!                          read with waitMs, or a second read
@@ -20,7 +20,7 @@ use tokio::time::Instant;
 /// If pushing has paused this long for a polling reader without a read in flight, pushing resumes.
 const POLLED_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How many more bytes are sent before output is released again.
+/// How many bytes are sent from one release of output to the next.
 const RELEASE_EVERY_BYTES: u64 = 64 << 10;
 
 /// What a feed knows about its reader.

@@ -123,7 +123,8 @@ impl Adoption {
         }
     }
 
-    /// Checks again what is left of the session; `None` if nothing is left or it will never be readable.
+    /// Checks again what is left of the session, until that can be read. `None` if nothing is left, if it will never be
+    /// readable, or if the server ends.
     async fn inspect_again(&self, mut pause: Duration) -> Option<FoundSession> {
         loop {
             tokio::time::sleep(pause).await;
@@ -201,8 +202,8 @@ impl Core {
             let mut tick = tokio::time::interval(SWEEP_EVERY);
             tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
-                // Do not use the instant that `tick` returns. It is the time at which the tick was due. After a pause that is
-                // long past, and a process that has just closed would seem to have closed long ago.
+                // Do not use the instant that `tick` returns: the time at which the tick was due. After a pause of this
+                // server it is long past, and a process that has just closed would seem to have closed long ago.
                 tick.tick().await;
                 let Some(core) = core.upgrade() else { return };
                 let now = Instant::now();
@@ -232,8 +233,8 @@ impl Core {
         }
         if is_lost {
             tracing::error!(
-                "the state directory is gone or was replaced: running processes keep running, but new sessions cannot start any, output cannot be \
-                 spilled, and the next server will not find the processes; put the directory back, or end the processes and restart the server"
+                "the state directory is gone or was replaced: running processes keep running, but new sessions cannot start processes, output \
+                 cannot be spilled, and the next server will not find the processes; put the directory back, or end the processes and restart the server"
             );
         } else {
             tracing::info!("the state directory is back");
@@ -323,7 +324,8 @@ impl Core {
     }
 }
 
-/// A number that never decreases during a boot. Holders do not survive a reboot, so it never decreases for a holder.
+/// The epoch of this server: nanoseconds since boot. So each server has a higher one than the servers before it, as far
+/// as a holder can see: holders do not survive a reboot.
 fn epoch() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)

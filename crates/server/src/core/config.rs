@@ -48,7 +48,8 @@ pub struct Config {
     /// Number of closed processes kept per session. Beyond it the oldest one whose output was taken is forgotten. A
     /// process with untaken output is never forgotten for this reason.
     pub closed_processes: usize,
-    /// How long a closed process stays readable.
+    /// How long a closed process stays readable. The time counts from when the owner was attached
+    /// and had all output, and begins again after an interruption.
     pub closed_kept: Duration,
     /// Called on the worker thread before each file operation. Lets the simulation run deterministically.
     pub before_file_work: Arc<dyn Fn() + Send + Sync>,

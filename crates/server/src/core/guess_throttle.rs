@@ -40,10 +40,12 @@ impl GuessThrottle {
             self.0.retain(|_, full_at| *full_at > now);
         }
         let full_at = self.0.entry(principal.clone()).or_insert(now);
+        // Each try takes a token, so the bucket is full one `REFILL` later. Beyond `BURST` missing tokens, a try waits.
         *full_at = (*full_at).max(now) + REFILL;
         let principal_delay = full_at.duration_since(now).saturating_sub(REFILL * BURST);
         let connection_delay = match tries.checked_sub(FREE_TRIES + 1) {
             None => Duration::ZERO,
+            // The bound prevents an overflow. The longest delay is reached long before.
             Some(doublings) => FIRST_DELAY.saturating_mul(1 << doublings.min(10)).min(LONGEST_DELAY),
         };
         principal_delay.max(connection_delay)

@@ -1,5 +1,5 @@
-//! Shuts down a server that has been idle: no connection and no running process. For servers that a command starts on
-//! demand and that should not run forever.
+//! Shuts down a server that has been idle: it has no connection, no visit, no running process, and no session to adopt.
+//! For servers that a command starts on demand and that should not run forever.
 //!
 //! ```text
 //! busy ──last connection gone, last process ended──▶ idle ──long enough──▶ retired: draining, no visit is admitted
@@ -45,6 +45,7 @@ impl Core {
 
     /// Returns when the server has been idle for `long`. From then on it is draining.
     pub async fn retire_after(&self, long: Duration) {
+        // A shorter `long` needs a shorter interval.
         let mut tick = time::interval(CHECK_EVERY.min(long));
         let mut idle_since = Instant::now();
         let mut seen = self.connections_so_far();

@@ -77,7 +77,7 @@ impl Default for Fetches {
 }
 
 impl Fetches {
-    /// Registers a request. Fails if no slot is free, or if another stream has the same id.
+    /// Registers a request. Fails if no slot is free, or if it is a stream and another stream has the same id.
     pub(crate) fn begin(
         self: &Arc<Self>,
         server: &Fetcher,

@@ -47,9 +47,9 @@ const KIB: usize = 1024;
 /// Bodies up to this size need no reservation.
 pub(crate) const SMALL_BYTES: usize = 256 * KIB;
 
-/// How long an idle connection is kept, and how many per host. There is no limit on the total: connections are kept only
-/// for principals that may start processes, and these could hold any number of connections anyway. Requests of other
-/// principals leave no connection behind.
+/// How long an idle connection is kept, and how many per host. There is no limit on the total: connections are kept
+/// only for principals that may start processes, and these could hold any number of connections anyway. Requests of
+/// other principals leave no connection behind.
 const IDLE: Duration = Duration::from_secs(10);
 const IDLE_PER_HOST: usize = 4;
 
@@ -61,7 +61,7 @@ const CONNECTING: Duration = Duration::from_secs(30);
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 
-/// Headers with credentials. They are not sent to another origin than the first.
+/// Headers with credentials. A redirect to another origin removes them from the request.
 const CREDENTIALS: [HeaderName; 4] =
     [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION, header::WWW_AUTHENTICATE];
 

@@ -116,7 +116,8 @@ fn parse_direct(item: &str) -> ProxyExemption {
     }
 }
 
-/// Whether the first `bits` bits are the same. With 0 bits, `checked_shr` returns `None` for both, so all addresses match.
+/// Whether the first `bits` bits are the same. With 0 bits, `checked_shr` returns `None` for both, so all addresses of
+/// the network's family match.
 fn is_within(address: IpAddr, network: IpAddr, bits: u8) -> bool {
     match (address, network) {
         (IpAddr::V4(address), IpAddr::V4(network)) => {

@@ -33,6 +33,7 @@ pub(crate) async fn info(context: RequestContext, _: Empty) -> Result<InfoResult
     Ok(InfoResult {
         shell: Some(Shell { name, path: shell }),
         cwd: Some(path::to_uri(&permitted::default_directory(&context.grant, config.cwd.as_deref()))),
+        // The reference reports directories here; this server has none to report.
         temporary_directories: Some(Vec::new()),
         temp_dir: absolute_uri(&temp),
         home_dir: variable("HOME").and_then(absolute_uri),

@@ -21,7 +21,8 @@ use crate::{
     session::{AttachClaim, Attachment, Session, short_id},
 };
 
-/// Longest delay of the answer that a session is unknown. Beyond it the connection is closed instead.
+/// Longest delay of the answer that a session is unknown. If the throttle asks for more, the connection is closed
+/// instead after this time.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// How often the server checks whether the attached peer has answered.
@@ -36,10 +37,12 @@ pub(crate) async fn initialize(connection: &mut Connection, params: Option<&RawV
             let mut result = InitializeResult::new(SessionId::new(session.id.clone()), server);
             if let Some(capabilities) = &mut result.capabilities {
                 capabilities.ack_window_bytes = connection.core.config.ack_window_bytes;
+                // Newline framing offers only the binary dialect, which includes attached bytes.
                 if !connection.has_frames {
                     capabilities.dialects.retain(|dialect| dialect == frame::BINARY);
                 }
             }
+            // Succeeds: `establish` has decoded the same text.
             let params = message::params::<InitializeParams>(params).ok();
             // A client of the reference, which sends neither, does not know `ttlMs`.
             let is_ttl_reported = params.is_some_and(|params| params.ttl_ms.is_some() || params.capabilities.is_some());
@@ -55,8 +58,8 @@ pub(crate) async fn initialize(connection: &mut Connection, params: Option<&RawV
     }
 }
 
-/// Refuses the handshake. If the session does not exist or belongs to another principal, the answer is delayed, longer
-/// with each try.
+/// Refuses the handshake. If the session does not exist or belongs to another principal, the throttle may delay the
+/// answer; see `guess_throttle`.
 async fn refuse(connection: &mut Connection, params: Option<&RawValue>, failure: &Failure, reply: Reply) {
     let asked = message::params::<InitializeParams>(params).ok().and_then(|params| params.resume_session_id);
     let session = asked.map(|id| short_id(id.as_str()).to_owned());
@@ -126,8 +129,8 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
     Ok((session, resumed))
 }
 
-/// Finds the session to resume. While it is being adopted, the client gets a retryable error, or the server holds its
-/// request until the holder answers.
+/// Finds the session to resume. While it is being adopted, a client gets a retryable error. For a client of the
+/// reference, the request waits for the holder first, at most for [`ClientRules::adoption_wait`].
 async fn find_session(connection: &mut Connection, id: &str, rules: ClientRules) -> Result<Arc<Session>, Failure> {
     let core = connection.core.clone();
     let principal = connection.grant.principal().clone();

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A streamed body is read no faster than the peer accepts it: its socket, and its reader if it acknowledges. Requests
-//! end with the connection, because they run in the connection's tasks. Logs and the audit log show scheme, host and
-//! port of a target, and nothing else of it.
+//! end with the connection, because they run in the connection's tasks. Of a target, the log and the audit log show
+//! only scheme, host and port.
 
 use std::{ffi::OsString, time::Duration};
 
@@ -35,17 +35,17 @@ use crate::{
     pump::Reply,
 };
 
-/// They belong to the connection to the target, which the server controls.
+/// Headers that a request must not set: they belong to the connection to the target, which the server controls.
 const HOP_BY_HOP: [&str; 7] =
     ["connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"];
 
 /// Maximum length of a method name. The longest registered one has 17 bytes.
 const METHOD_BYTES: usize = 32;
 
-/// How long a principal with only the scope `http` may wait for the response head.
+/// How long a principal without the scope `exec` may wait for the response head.
 const HEAD_MS: u64 = 5 * 60 * 1000;
 
-/// Longer than any real timeout. More would overflow the clock.
+/// Longest timeout that is applied, 100 years. A longer one could overflow the clock.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// A validated request.
@@ -58,6 +58,7 @@ pub(crate) struct OutboundRequest {
     follows: bool,
     request_id: String,
     is_stream: bool,
+    /// How many pieces may be sent ahead of the last acknowledged one. `None`: the peer does not acknowledge.
     window: Option<u64>,
 }
 
@@ -180,8 +181,8 @@ pub(crate) async fn cancel(context: RequestContext, params: wire::CancelParams) 
     Ok(wire::CancelResult { cancelled: context.peer.fetches.cancel(&params.request_id) })
 }
 
-/// Checks what depends on the principal, and reserves a slot. Sends nothing yet. Moves body and headers out of `request`,
-/// which stays in memory until the response is complete: for a stream that may take long.
+/// Checks what depends on the principal, and reserves a slot. Sends nothing yet. Moves body and headers out of
+/// `request`: the rest of it stays in memory until the response is complete, which may take long for a stream.
 fn begin(context: &RequestContext, request: &mut OutboundRequest) -> Result<(ActiveFetch, FetchRequest), Failure> {
     permitted::network(&context.grant)?;
     let is_trusted = context.grant.rights().scopes.contains(&Scope::Exec);
@@ -249,11 +250,11 @@ fn failed(context: &RequestContext, request: &OutboundRequest, source: FetchErro
     }
 }
 
-/// Answers with an error, and logs it. The audit log records only that something was forbidden. Both logs omit the URL's
-/// path and query, which may be private.
+/// Answers with an error, and logs it. The audit log gets a record only if the request was forbidden. Both logs omit
+/// the URL's path and query, which may be private.
 fn refuse(context: &RequestContext, request: &OutboundRequest, failure: &Failure, reply: Reply) {
     let kind = failure.kind();
-    // Only the logs contain the private address: a principal that may not reach it must not learn it.
+    // Only the logs name the private address: a principal that may not reach the address must not learn it.
     let mut reason = failure.to_string();
     if let Failure::HttpTarget { source, .. } = failure
         && let FetchError::Private(private) = &**source
@@ -297,7 +298,7 @@ async fn whole(
     Ok((base64::encode(&body), permits))
 }
 
-/// Sends the body in pieces, each after the previous one has got its slot, and then its end.
+/// Sends the body in pieces, and then its end. Reads the next piece only after the previous one has got its slot.
 async fn stream(context: &RequestContext, request: &OutboundRequest, clock: &RequestClock<'_>, mut response: Response) {
     let mut sender = BodySender { context, request, active: clock.active, seq: 0 };
     let mut reader = BodyReader::default();

@@ -41,14 +41,14 @@ pub(crate) struct RequestContext {
 }
 
 impl RequestContext {
-    /// Records a start that was refused because the principal lacks a permission. Other refusals are not recorded.
-    pub(crate) fn record_denied(&self, failure: &Failure) {
+    /// Records that a start was refused because the principal lacks a permission. Other refusals are not recorded.
+    pub(crate) fn record_if_forbidden(&self, failure: &Failure) {
         if failure.kind() == Kind::Forbidden {
             self.record_refusal(failure.to_string(), None);
         }
     }
 
-    /// Records that this request was refused. `target` is that of an HTTP request.
+    /// Records that this request was refused. `target` is the target of an HTTP request.
     pub(crate) fn record_refusal(&self, reason: String, target: Option<String>) {
         let method = Some(self.method.name());
         let reason = Some(reason);
@@ -82,7 +82,8 @@ impl RequestContext {
         }
     }
 
-    /// The session that a request is about: its own, or another one of the same principal.
+    /// The session that a request names, which must be of the same principal: restarts that session's clock. Without a
+    /// name, the session of the connection.
     pub(crate) fn session(&self, id: Option<&SessionId>) -> Result<Arc<Session>, Failure> {
         let Some(id) = id.filter(|id| id.as_str() != &*self.session.id) else { return Ok(self.session.clone()) };
         let session = self.core.session(id.as_str(), &self.session.principal)?;
@@ -90,7 +91,8 @@ impl RequestContext {
         Ok(session)
     }
 
-    /// Keeps another session from expiring until the returned value is dropped. `None` for this request's own session.
+    /// Keeps another session from expiring until the returned value is dropped. `None` for this request's own session
+    /// and for one that does not exist.
     pub(crate) fn in_use(&self, id: Option<&SessionId>) -> Option<SessionUse> {
         let session = self.session(id).ok().filter(|session| session.id != self.session.id);
         session.map(|session| session.begin_use())

@@ -70,7 +70,8 @@ pub(crate) fn variables(
 }
 
 /// Checks the requested sandbox against the principal's minimum. Whether the entries of a policy restrict anything is
-/// known only when they are resolved on this host, which blocks. So the returned confinement notes that they must.
+/// known only when they are resolved on this host, which blocks. So the returned confinement only notes in `floor_of`
+/// that they must restrict something.
 pub(super) fn sandbox(grant: &Grant, asked: Option<Confinement>) -> Result<Option<Confinement>, Failure> {
     let Some(floor) = grant.rights().sandbox else { return Ok(asked) };
     let principal = grant.principal().to_string();

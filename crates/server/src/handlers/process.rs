@@ -28,7 +28,7 @@ use crate::{
     trace, wall_clock,
 };
 
-/// Used if the client gave no size.
+/// The size of a terminal if the client named none.
 pub(crate) const DEFAULT_SIZE: TerminalSize = TerminalSize { rows: 24, cols: 80 };
 
 /// The parts of a start, before its path is resolved and its argv is checked.
@@ -40,7 +40,7 @@ pub(crate) struct StartParts {
     pub(crate) dialect: Dialect,
     pub(crate) stdin: bool,
     pub(crate) tty: bool,
-    /// Forget the process after its end without a request.
+    /// Forget the process without a request once it has closed and no reader needs it.
     pub(crate) auto_forget: bool,
     /// The requested sandbox.
     pub(crate) confinement: Option<Confinement>,
@@ -48,7 +48,8 @@ pub(crate) struct StartParts {
     pub(crate) spec: StartSpec,
 }
 
-/// Checks what can be checked before the id is reserved: the path, then argv, then whether another start may be queued.
+/// Checks what can be checked before the id is reserved: the sandbox, the path, then argv, then whether another start
+/// may be queued.
 pub(crate) fn launch(context: &RequestContext, parts: StartParts) -> Result<ProcessLaunch, Failure> {
     let StartParts { process_id, argv, cwd, dialect, stdin, tty, auto_forget, confinement, mut spec } = parts;
     let confinement = permitted::sandbox(&context.grant, confinement)?;
@@ -77,8 +78,7 @@ pub(crate) fn launch(context: &RequestContext, parts: StartParts) -> Result<Proc
 /// `process/start`. The id is reserved immediately; the answer is sent when the process runs or has failed to start.
 pub(crate) async fn start(context: RequestContext, params: wire::StartParams, reply: Reply) {
     trace::record_process(params.process_id.as_str());
-    // Wait for a pending start of the same id. Only then it is known whether this request repeats that start or
-    // replaces it.
+    // Wait for a pending start of the same id. Only its outcome decides whether the id is free.
     context.session.start_decided(params.process_id.as_str()).await;
     let launch = prepare(&context, params);
     reserve_and_start(context, launch, reply).await;
@@ -93,7 +93,7 @@ pub(crate) async fn reserve_and_start(context: RequestContext, launch: Result<Pr
     match reserved {
         Ok((launch, gate)) => context.session.start(launch, gate, reply).await,
         Err(failure) => {
-            context.record_denied(&failure);
+            context.record_if_forbidden(&failure);
             reply.fail(&failure);
         }
     }
@@ -117,6 +117,7 @@ fn prepare(context: &RequestContext, params: wire::StartParams) -> Result<Proces
         return unsupported("`shellSnapshot` with an `envPolicy` that filters needs a captured shell state");
     }
     let env_policy = match (params.env_policy, &params.env) {
+        // A request that says nothing about the environment gets the core variables of the server.
         (None, None) => Some(EnvPolicy::core()),
         (policy, _) => policy,
     };
@@ -187,6 +188,7 @@ pub(crate) async fn read(context: RequestContext, params: wire::ReadParams, repl
 /// `process/signal`: signals the process group. No effect on an unknown, starting or exited process.
 pub(crate) async fn signal(context: RequestContext, params: wire::SignalParams) -> Result<Empty, Failure> {
     let Some(signal) = names::number(&params.signal) else {
+        // The text came from the peer and may be long.
         return Err(Failure::UnknownSignal { name: params.signal.chars().take(32).collect() });
     };
     if let Some(process) = context.process(params.session_id.as_ref(), params.process_id.as_str()).await? {
@@ -267,14 +269,14 @@ pub(crate) async fn subscribe(context: RequestContext, params: wire::SubscribePa
         Err(failure) => return reply.fail(&failure),
     };
     if *process.session == *context.session.id {
-        // This session's processes are already pushed to the connection. It could not distinguish two feeds of one
-        // process.
+        // This session's processes are already pushed to the connection, which could not tell two feeds of one process
+        // apart.
         let reason = "the processes of a connection's own session are pushed without a subscription".to_owned();
         return reply.fail(&Failure::InvalidParams { reason });
     }
     let after = params.after_seq.unwrap_or(0);
-    // A reader that subscribes again begins its hold at its first position, and then acknowledges at once what it has
-    // taken.
+    // A reader that subscribes again begins its hold at `fromSeq`, where its first subscription began, and then
+    // acknowledges at once what it has taken. A `fromSeq` after `afterSeq` counts as `afterSeq`.
     let hold = params.hold.then(|| process.hold(params.from_seq.unwrap_or(after).min(after)));
     let follow = FollowCommand {
         role: FollowRole::Observer { hold, _in_use: context.in_use(params.session_id.as_ref()) },

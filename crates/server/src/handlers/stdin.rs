@@ -18,6 +18,7 @@ pub(crate) struct StdinWrite {
     process_id: String,
     session_id: Option<SessionId>,
     data: Bytes,
+    /// The hash of the write id, if the client sent one.
     key: Option<[u8; 16]>,
 }
 

@@ -11,14 +11,14 @@ use exec_server_holder::control::AnnouncedSegment;
 use exec_server_log::{MappedSegment, memfd_of};
 use parking_lot::Mutex;
 
-/// Maximum number of cached mappings: as many as a holder has free segments in its pool.
+/// Maximum number of cached mappings: as many free segments as a holder keeps at most.
 const KEPT_MAX: usize = 32;
 
 /// The cached mappings by the number of their memfd, newest last.
 #[derive(Default)]
 pub(super) struct MappingCache(Mutex<VecDeque<(u64, Arc<MappedSegment>)>>);
 
-/// A mapping in use by a log. Returns to the cache when dropped.
+/// A mapping that a log uses. Dropping it returns the mapping to the cache.
 pub(crate) struct LentMapping {
     memfd: u64,
     mapping: Arc<MappedSegment>,

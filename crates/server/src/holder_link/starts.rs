@@ -4,8 +4,8 @@
 //!  asked ──6 sweeps without a reply──▶ withdrawn ──holder: not started──▶ name free
 //!                                          └──holder: started──▶ killed, name free
 //! ```
-//! If the start message is still queued, it is dropped and the name is free at once. Otherwise the name stays reserved
-//! until the holder replies: a retry with the same id must not run beside the first start.
+//! If the message of a withdrawn start is still queued here, it is dropped and the name is free at once. Otherwise the
+//! name stays reserved until the holder replies: a retry with the same id must not run beside the first start.
 
 use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
@@ -19,10 +19,10 @@ use crate::{
     session::{Session, StartGate},
 };
 
-/// Number of sweeps, one per second, after which a pending start fails: after 5 to 6 s.
+/// A pending start fails in its sixth sweep, 5 to 6 s after it was sent: there is one sweep per second.
 const START_SWEEPS: u32 = 6;
 
-/// The same limit as a time. Used in the error text.
+/// The least time that this takes. Used in the error text.
 const START_WITHIN: Duration = Duration::from_secs(5);
 
 impl HolderLink {
@@ -36,7 +36,7 @@ impl HolderLink {
         pid: u32,
         leader: Option<OwnedFd>,
     ) -> Option<Arc<Process>> {
-        let control = self.control().ok()?;
+        let control = self.control().ok()?; // Always there: `hello` has set it.
         let Some(ReplyWaiter::Start { meta, gate, reply, reserved, .. }) = self.take_waiter(req) else { return None };
         drop(reserved); // The fd of the leader has taken its place.
         let session_id = self.session.clone();

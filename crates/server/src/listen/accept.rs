@@ -16,8 +16,8 @@ use crate::descriptors;
 /// within a second.
 const BACK_OFF: Duration = Duration::from_millis(100);
 
-/// How many waiting connections to close at once when no fd is free. A peer whose connection is closed can retry at once;
-/// otherwise it would wait in the kernel's backlog.
+/// How many waiting connections to close at once when no fd is free. A peer whose connection is closed can retry at
+/// once; otherwise it would wait in the kernel's backlog.
 const CLOSED_AT_ONCE: usize = 64;
 
 /// A socket that accepts connections.
@@ -59,7 +59,8 @@ impl<L: Listener> Acceptor<L> {
     /// The next connection. Neither an error of a single connection nor a lack of resources ends the loop.
     pub(super) async fn next(&mut self) -> L::Connection {
         loop {
-            // Few free fds count as none, because they are reserved for existing work. The connection is then closed.
+            // Few free fds count as none: they are for existing work. The new connection is then closed like those that
+            // wait.
             let accepted = self.listener.accept().await.and_then(|connection| {
                 if descriptors::allow_unauthenticated() { Ok(connection) } else { Err(Errno::MFILE.into()) }
             });

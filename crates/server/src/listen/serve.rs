@@ -35,7 +35,7 @@ use crate::{
     tls::Tls,
 };
 
-/// How long clients may take to receive pending output when the server drains. One second less than the time limit of
+/// How long clients may take to receive pending output when the server drains. The program allows one second more for
 /// the whole shutdown.
 const FLUSH: Duration = Duration::from_secs(4);
 

@@ -24,7 +24,7 @@ pub enum ListenUrl {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ListenUrlError {
-    /// The text has none of the known forms.
+    /// The text has none of the forms that the error lists.
     #[error("`{text}` is none of `ws://IP:PORT`, `wss://IP:PORT`, `unix:///path`, `stdio`")]
     Unknown { text: String },
     /// Host names are refused, because they may resolve to another address later.
@@ -96,7 +96,7 @@ fn address(text: &str, rest: &str) -> Result<SocketAddr, ListenUrlError> {
     let ip = match url.host {
         // The only host name that means the same address everywhere.
         Host::Domain(name) if name == "localhost" => Some(Ipv4Addr::LOCALHOST.into()),
-        // `UrlParts` reports an IPv4 address as a name.
+        // `UrlParts` reports an IPv4 address as a name, and never as `Host::Ipv4`.
         Host::Domain(name) => name.parse::<Ipv4Addr>().ok().map(IpAddr::V4),
         Host::Ipv4(ip) => Some(ip.into()),
         Host::Ipv6(ip) => Some(ip.into()),

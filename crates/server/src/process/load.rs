@@ -11,7 +11,7 @@ use crate::{holder_link::is_temporary, session::short_id};
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A pending load of a spilled segment. If it is dropped without running (its connection was cut), the next reader
-/// starts another.
+/// starts another load.
 pub(crate) struct SegmentLoad {
     process: Arc<Process>,
     segment: u64,

@@ -107,7 +107,7 @@ impl ProcessLog {
         matches!(self.source, StatusSource::LastKnown { .. }) && self.lost.is_some()
     }
 
-    /// Whether the process has exited. Descendants may still hold its streams open.
+    /// Whether the process has exited or lost its holder. Descendants may still hold its streams open.
     pub(crate) fn has_ended(&self) -> bool {
         self.lost.is_some() || self.status().exited.is_some()
     }
@@ -121,7 +121,8 @@ impl ProcessLog {
         self.chain.first().map_or_else(|| self.status().next_seq, |(seq, _)| seq)
     }
 
-    /// Returns true if there are already events after `seen_next_seq`. Otherwise the next event wakes the readers.
+    /// Returns true if there are already events from `seen_next_seq` on. Otherwise the next event wakes the readers,
+    /// unless the process is lost or forgotten.
     pub(crate) fn arm(&self, seen_next_seq: u64) -> bool {
         match &self.source {
             StatusSource::Shared(control) => {
@@ -139,7 +140,7 @@ impl ProcessLog {
         self.wakers.retain(|other| !Arc::ptr_eq(other, waker));
     }
 
-    /// Number of feeds and reads that wait for events, including the owner's.
+    /// Number of feeds and pending reads of this log, including the owner's.
     pub(crate) fn waker_count(&self) -> usize {
         self.wakers.len()
     }
@@ -196,6 +197,7 @@ impl ProcessLog {
         {
             let (seq, offset) = self.chain.first().unwrap_or((status.next_seq, status.written));
             status.first_seq = seq;
+            // What counts as released never goes back.
             status.released_seq = status.released_seq.max(seq.saturating_sub(1));
             status.released_offset = status.released_offset.max(offset);
         }
@@ -265,6 +267,7 @@ impl ProcessLog {
     pub(super) fn take_uncounted(&mut self) -> CountedOutput {
         let status = self.status();
         let before = self.counted;
+        // `before` can be ahead of the status: for a dead holder it is `u64::MAX`, so that nothing is counted.
         self.counted =
             CountedOutput { written: status.written.max(before.written), dropped: status.dropped.max(before.dropped) };
         CountedOutput { written: self.counted.written - before.written, dropped: self.counted.dropped - before.dropped }

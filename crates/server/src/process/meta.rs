@@ -36,8 +36,8 @@ impl ProcessMeta {
     }
 }
 
-/// Truncates `argv` to `most` bytes. Also returns the total bytes if anything was cut. Each argument counts 4 bytes
-/// extra, so that empty arguments are bounded, too.
+/// Truncates `argv` to `most` bytes. Also returns the total bytes of all arguments if anything was cut. Each argument
+/// counts 4 bytes extra against `most`, so that the number of empty arguments is bounded, too.
 pub(crate) fn truncate_argv(argv: &[String], most: usize) -> (Vec<String>, Option<u64>) {
     let mut kept = Vec::new();
     let mut left = most;

@@ -25,6 +25,9 @@ pub(super) struct StdinQueue {
 }
 
 /// A queued operation on a process's stdin.
+///
+/// In a write, `key` is the hash of the write id, and `digest` the CRC of the data. `done` bytes have been written.
+/// `is_cut`: the terminal cut a line that was too long.
 pub(crate) enum StdinOperation {
     Write { key: Option<[u8; 16]>, digest: u32, data: Bytes, done: usize, is_cut: bool, reply: Reply },
     Close { reply: Reply },
@@ -116,6 +119,7 @@ impl Process {
             *is_cut |= status == WriteStatus::Cut;
             match status {
                 WriteStatus::Accepted | WriteStatus::Cut => {
+                    // The holder's number is not trusted to be within the data.
                     let done = usize::try_from(done).unwrap_or(usize::MAX).min(data.len());
                     self.metrics.stdin_bytes.add(done.saturating_sub(*so_far) as u64);
                     *so_far = done;
@@ -123,6 +127,7 @@ impl Process {
                 // Happens only right after an adoption: the holder is still writing a part that the previous server
                 // sent. Send ours again.
                 WriteStatus::Busy => return self.send_next_stdin(stdin),
+                // The holder took no more, so no further part is sent.
                 WriteStatus::StdinClosed | WriteStatus::UnknownProcess | WriteStatus::Mismatch => *so_far = data.len(),
             }
             if *so_far < data.len() {

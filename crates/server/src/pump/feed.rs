@@ -4,8 +4,8 @@
 //! A peer that announced `ack` moves its window by acknowledgements. For any other owner, [`UnackedFlow`] decides what
 //! counts as taken. An observer without a hold is never held back.
 //!
-//! Failure paths: a gap in the log is sent before the next event. If the holder is dead, the feed ends with a synthetic
-//! exit and close.
+//! Failure paths: a gap in the log is sent before the next event. If the holder died before the process closed, the
+//! feed ends with a synthetic close and, if the exit is not in the log, with a synthetic exit before it.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -36,8 +36,8 @@ mod gaps;
 
 use self::gaps::GapFill;
 
-/// Distance between the marks, the remembered positions of sent output. Fine enough for windows of some MiB, and few
-/// enough to store.
+/// Distance between the marks, the remembered positions of sent output: small compared with a window of some MiB, and
+/// large enough that there are few marks.
 const MARK_BYTES: u64 = 64 << 10;
 
 /// A command to push a process.
@@ -65,7 +65,7 @@ pub(crate) enum FollowRole {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FollowStart {
     After(LogPosition),
-    /// After a number that the reader named. The byte offset becomes known with the next record.
+    /// After an event number that the reader named. The byte offset becomes known with the next record.
     AfterSeq(u64),
     /// For a resumed client that cannot acknowledge: wait for its first read, at most until `until`. Without one,
     /// continue after `sent`, the last position sent.
@@ -241,6 +241,7 @@ impl Feed {
         if let Some(mark) = mark.filter(|_| self.is_owner() && self.offset_known) {
             self.process.retention().set_owner_mark(mark);
         }
+        // The taken offset never goes back.
         let taken = LogPosition { seq, offset: mark.map_or(taken.offset, |mark| mark.offset.max(taken.offset)) };
         self.mode = FeedMode::Acked { taken };
         while self.marks.front().is_some_and(|mark| mark.seq < seq) {
@@ -252,9 +253,9 @@ impl Feed {
         true
     }
 
-    /// Moves the cursor forward to after a number that the reader has, although this connection did not send it.
+    /// Moves the cursor to behind event `seq`, which the reader has although this connection did not send it.
     ///
-    /// If that number was dropped from the log, the cursor moves to before the gap. The gap is then counted from an
+    /// If that event was dropped from the log, the cursor moves to before the gap. The gap is then counted from an
     /// exact offset, and the reader knows which part of the gap it has.
     fn skip_to(&mut self, seq: u64) {
         self.filling = None;
@@ -382,7 +383,7 @@ impl Feed {
         }
     }
 
-    /// Sets the byte offset, which becomes known with the first record after a number that the reader named.
+    /// Sets the byte offset, which becomes known with the first record after an event number that the reader named.
     fn learn_offset(&mut self, offset: u64) {
         if !std::mem::replace(&mut self.offset_known, true) {
             self.sent.offset = offset;
@@ -481,11 +482,12 @@ impl Feed {
         (!self.is_owner()).then(|| self.process.session_id())
     }
 
-    /// Ends the feed: saves the owner's position for the next connection. A hold is dropped with the feed.
+    /// Ends the feed: saves the owner's position for the next connection. The hold of an observer is dropped with the
+    /// feed.
     pub(super) fn end(self) {
         self.process.log().remove_waker(&self.waker);
         if self.is_owner() {
-            // In the other mode, every acknowledgement has set the mark.
+            // If the peer acknowledges, each acknowledgement has set the mark.
             if self.offset_known && !matches!(self.mode, FeedMode::Acked { .. }) {
                 self.process.retention().set_owner_mark(self.sent);
             }

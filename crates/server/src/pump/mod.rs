@@ -45,7 +45,7 @@ use crate::{compat::Dialect, error::Failure, process::Process};
 /// briefly behind it.
 const BATCH_BYTES: usize = 256 << 10;
 
-/// Bytes that one process may send per turn.
+/// Bytes that one process may send per turn, exceeded by at most one record.
 const QUANTUM_BYTES: usize = 64 << 10;
 
 /// How long a closing connection may take to accept the remaining data.
@@ -74,7 +74,7 @@ pub(crate) struct Pump {
     by_process: HashMap<usize, u64>,
     /// Feeds by session and process id. If an id was used again, this is the newer feed.
     by_name: HashMap<(Arc<str>, ProcessId), u64>,
-    /// Feeds that have a timer.
+    /// Feeds whose mode has a timer now.
     timed: BTreeSet<u64>,
     /// Feeds with something to send, in round-robin order.
     turns: VecDeque<u64>,

@@ -44,7 +44,7 @@ pub(crate) struct OutgoingQueue {
     request_bytes: AtomicUsize,
     /// The server's budget, in which these bytes count as well.
     incoming: Arc<IncomingBudget>,
-    /// Requests without an answer.
+    /// Number of requests without an answer.
     outstanding: AtomicUsize,
     /// One permit for each start that may run concurrently. Other starts wait in arrival order.
     start_permits: Semaphore,
@@ -306,7 +306,8 @@ impl Reply {
         }
         let before = self.outgoing.request_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.details.counted_bytes += bytes;
-        // A single large request is always allowed.
+        // On this connection, a request of any size is allowed while no other bytes are counted. A refused request
+        // stays counted until its reply is dropped, which releases both counts.
         if before > 0 && before + bytes > limits::REQUESTS_WAITING_BYTES {
             return Err((self, Failure::Overloaded { what: "bytes of requests on this connection" }));
         }
@@ -357,7 +358,7 @@ impl Drop for Reply {
 /// Encodes an error answer: code and text for every peer, and the stable kind for peers that branch on it.
 pub(crate) fn encode_failure(out: &mut Vec<u8>, id: &RequestId, failure: &Failure) {
     let mut text = failure.to_string();
-    // A name sent by the peer may be as long as a message. Do not send all of it back.
+    // The text may repeat a name that the peer sent and that is as long as a message.
     text.truncate(text.floor_char_boundary(limits::ERROR_TEXT_BYTES));
     message::encode_error(out, id, failure.code(), failure.kind(), &text);
 }

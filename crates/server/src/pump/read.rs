@@ -31,7 +31,7 @@ pub(crate) struct ReadCommand {
     pub(crate) wait: Duration,
     /// The process belongs to the connection's own session, so the read moves the owner's cursor.
     pub(crate) is_own: bool,
-    /// For a following reader of another session: tells the holder what it has taken.
+    /// For a follower from another session: its registration, while the read is pending.
     pub(crate) _poll: Option<OutputHold>,
     /// For a waiting read of another session: pauses that session's clock.
     pub(crate) _in_use: Option<SessionUse>,
@@ -89,7 +89,7 @@ impl ReadJob {
         loop {
             let log = self.command.process.log();
             let status = log.status();
-            // Whether the reader may not know of the exit: there are events that it does not have.
+            // The process has exited, and the reader lacks events: the exit may be one of them.
             let exit_news = status.exited.is_some() && self.command.after_seq.saturating_add(1) < status.next_seq;
             let probed = probe_log(&log.chain, &mut self.cursor, status.next_seq);
             let elapsed = self.deadline.is_none_or(|deadline| deadline <= now);
@@ -117,6 +117,7 @@ impl ReadJob {
         let max_bytes = self.command.max_bytes;
         // The position before the answer. It stays if the outbox is closed, because `message` then encodes nothing.
         let mut last = LogPosition { seq: self.cursor.next_seq() - 1, offset: self.cursor.offset().unwrap_or(0) };
+        // The expected size: base64 makes 4 bytes of 3.
         let hint = process.log().chain.peek_len(&self.cursor).map_or(256, |len| len * 4 / 3 + 256);
         out.message(hint, |buf| {
             message::begin_result(buf, &self.command.reply.id);

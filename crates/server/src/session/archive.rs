@@ -3,10 +3,10 @@
 //! ```text
 //!  holder sends Archived ──▶ detached and no start pending: Leave ──▶ EOF ──▶ archived ──▶ a start: another holder
 //! ```
-//! Decides when a holder may leave, and keeps the files correct afterwards. The server rewrites the manifest (the file that
-//! lists the processes) and the clock when a process is forgotten, when output is taken, and when a client attaches or
-//! detaches. It removes unneeded segment files only after it has written the manifest that no longer names them. A kill in
-//! between leaves too many files, never too few.
+//! Decides when a holder may leave, and keeps the files correct afterwards. The server rewrites the manifest (the file
+//! that lists the processes) and the clock when a process is forgotten, when output is taken, and when a client
+//! attaches or detaches. It removes unneeded segment files only after it has written the manifest that no longer names
+//! them. A kill in between leaves too many files, never too few.
 //!
 //! Failure path: the sweep retries a file that cannot be written.
 
@@ -73,7 +73,7 @@ impl Session {
         self.save_later();
     }
 
-    /// Waits for a holder that is about to leave.
+    /// Waits until a holder that was asked to leave has exited or declined.
     pub(super) async fn departure_decided(&self) -> io::Result<()> {
         let Some(link) = self.state.lock().link.clone().filter(|link| link.is_departing()) else { return Ok(()) };
         Ok(tokio::time::timeout(LEAVE_WITHIN, link.departure_decided()).await?)
@@ -147,17 +147,18 @@ impl Session {
         tokio::task::spawn_blocking(hand_over).await.map_err(io::Error::other).flatten()
     }
 
-    /// Connects the known processes to a new holder, which reports the processes that it took over as `found`. Fails if
-    /// one is missing: the holder would give its slot, and with it the names of its files, to another process.
+    /// Connects the session's processes to a new holder. `found` are the processes that the holder took over from the
+    /// files. Fails if one is missing: the holder would give its slot, and with it the names of its files, to another
+    /// process.
     pub(super) fn rejoin(&self, link: &Arc<HolderLink>, found: &ProcessSlots) -> io::Result<()> {
         let state = self.state.lock();
-        let is_found = |process: &Arc<Process>| found.get(&process.slot()).is_some_and(|known| is_same(known, process));
+        let is_found = |process: &Arc<Process>| found.get(&process.slot()).is_some_and(|other| is_same(other, process));
         if !state.by_slot.values().all(is_found) {
             return Err(io::Error::other("the new holder did not take over all processes of the archived session"));
         }
-        for (slot, known) in found {
-            match state.by_slot.get(slot).filter(|process| is_same(known, process)) {
-                Some(process) => process.rejoin(link.clone(), known),
+        for (slot, other) in found {
+            match state.by_slot.get(slot).filter(|process| is_same(other, process)) {
+                Some(process) => process.rejoin(link.clone(), other),
                 // Forgotten by the server while the files were handed over.
                 None => link.forget(*slot),
             }
@@ -167,6 +168,6 @@ impl Session {
 }
 
 /// Whether two views of the same slot are the same process.
-fn is_same(known: &Process, process: &Process) -> bool {
-    (known.pid, known.id()) == (process.pid, process.id())
+fn is_same(one: &Process, other: &Process) -> bool {
+    (one.pid, one.id()) == (other.pid, other.id())
 }

@@ -42,7 +42,8 @@ impl Session {
             sandbox: Some(if launch.confinement.is_some() { "linuxSeccomp" } else { "none" }),
             ..self.process_audit_record("process.start", &meta.process_id).argv(&meta.argv)
         };
-        // `argv` only counts what it truncates. If `meta.argv` was truncated before, `meta` has the original size.
+        // `AuditRecord::argv` knows only what it truncates itself. If `meta.argv` was truncated before, `meta` has the
+        // original size.
         let record = AuditRecord { argv_bytes: meta.argv_bytes.or(record.argv_bytes), ..record };
         if !audit.is_strict() {
             audit.record(record);

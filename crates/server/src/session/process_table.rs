@@ -69,7 +69,7 @@ struct StartDecision {
     barrier: Semaphore,
     /// The start has left the queue and counts as running.
     is_begun: AtomicBool,
-    /// The client got the answer that nothing was started, but the holder has not confirmed it yet.
+    /// The client got the error `holderSilent`, and the holder has not said yet whether the process started.
     is_withdrawn: AtomicBool,
 }
 
@@ -162,8 +162,9 @@ impl SessionState {
         starting + running >= most
     }
 
-    /// Forgets the oldest closed process whose output was taken, if there are `most` of them.
+    /// If there are `most` closed processes whose output was taken, forgets the one that closed first.
     pub(super) fn make_room(&mut self, now: Instant, most: usize) {
+        // A cheap check first: what follows is linear.
         if self.processes.len() < most {
             return;
         }
@@ -188,7 +189,7 @@ impl SessionState {
         self.processes.get(process.id()).and_then(ProcessEntry::live).is_some_and(|named| Arc::ptr_eq(named, process))
     }
 
-    /// Frees the name of a process, unless another process has it now.
+    /// Frees the name of a process, unless a newer process has the same name.
     pub(super) fn remove_name(&mut self, process: &Arc<Process>) {
         if self.is_named(process) {
             self.processes.remove(process.id());

@@ -40,8 +40,8 @@ impl Session {
         }
     }
 
-    /// Admits a start that has a start permit, or refuses it. Checked this late so that queued starts do not count
-    /// against the limits. Reserves an fd for the pidfd of the leader.
+    /// Admits a start that has a start permit: checks the limits, and reserves an fd for the pidfd of the leader. The
+    /// limits are checked this late so that queued starts do not count against them.
     fn admit(&self, launch: &ProcessLaunch, gate: &StartGate) -> Result<ReservedFd, Failure> {
         let Some(core) = self.core.upgrade().filter(|core| !core.is_draining()) else { return Err(Failure::Draining) };
         let most = core.config.processes_max;

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{Session, process_table::SessionState};
 
-/// Requests within this interval restart the clock only once, so the clock may be behind by at most this much.
+/// Requests within this interval restart the clock only once. So the session may expire early, by at most this much.
 const USE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Pauses the session's clock. The clock restarts when the last `SessionUse` is dropped.

@@ -24,7 +24,10 @@ use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
 use super::{StateDir, if_exists, sessions};
-use crate::core::{ArchiveFiles, DeadHolder, FoundSession, Holders, SavedClock};
+use crate::{
+    core::{ArchiveFiles, DeadHolder, FoundSession, Holders, SavedClock},
+    session::short_id,
+};
 
 /// After a kill, how many times and how far apart to check that a control group is empty: one second in all. A kill
 /// usually takes milliseconds.
@@ -32,10 +35,9 @@ const KILL_CHECKS: (u32, Duration) = (500, Duration::from_millis(2));
 
 const GROUP_NAME: &str = "cgroup";
 
-/// How many times and how far apart to try to connect to a holder that has no socket, or whose backlog is full. A holder
-/// without a socket then counts as never created. It may only be late: the secret is written before the holder is forked,
-/// and the holder binds its socket after that. If the server is killed in between, the next server may look before the
-/// socket exists.
+/// How many times and how far apart to try to connect to a holder whose socket is missing, or whose backlog is full:
+/// 0.2 s in all. After that, a holder without a socket counts as never created. The wait is for a holder that was
+/// forked just before the last server was killed, and that has not bound its socket yet.
 const CONNECT_RETRIES: (u32, Duration) = (20, Duration::from_millis(10));
 
 /// Settings of [`SpawnedHolders`].
@@ -43,11 +45,11 @@ const CONNECT_RETRIES: (u32, Duration) = (20, Duration::from_millis(10));
 pub struct SpawnedHoldersConfig {
     /// Resource limits of each holder.
     pub limits: HolderLimits,
-    /// RLIMIT_NOFILE (soft, hard) before the server raised its own. Children get it back.
+    /// RLIMIT_NOFILE (soft, hard) before the server raised its own limit. Children get these values.
     pub original_nofile: Option<(u64, u64)>,
     /// Where sessions get their control groups. `None`: sessions have no control group.
     pub cgroups: Option<CgroupRoot>,
-    /// Other confinement of children. Its `group` is replaced with the group of the session.
+    /// The restrictions of children. Their `group` is replaced with the group of the session.
     pub confine: ChildRestrictions,
     /// The program to start as a new spawner when the old one has died. `None`: a dead spawner is not replaced.
     pub respawn: Option<PathBuf>,
@@ -208,11 +210,11 @@ impl Holders for SpawnedHolders {
                 Ok(found) => all.extend(found.map(|found| (session, found))),
                 // One unreadable session must not keep the others from being adopted.
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                    tracing::warn!(dir = %self.state.path().display(), %error, "a session cannot be read and is left alone");
+                    tracing::warn!(dir = %self.state.path().display(), session = short_id(&session), %error, "the session cannot be read and is left alone");
                 }
                 // The error may be temporary (EMFILE), so the session is tried again like one whose holder is silent.
                 Err(error) => {
-                    tracing::warn!(dir = %self.state.path().display(), %error, "a session cannot be read now and is tried again");
+                    tracing::warn!(dir = %self.state.path().display(), session = short_id(&session), %error, "the session cannot be read now and is tried again");
                     all.push((session, FoundSession::Silent));
                 }
             }
@@ -280,7 +282,7 @@ impl Holders for SpawnedHolders {
             let replaced = getrandom::fill(&mut secret).map_err(io::Error::other);
             let replaced = replaced.and_then(|()| sessions::write_beside(dir.as_fd(), Path::new(SECRET_NAME), &secret));
             if let Err(error) = replaced {
-                tracing::warn!(%error, "cannot replace the secret of an unused holder");
+                tracing::warn!(session = short_id(session), %error, "cannot replace the secret of an unused holder");
             }
             return self.group_of(session).remove();
         }

@@ -6,13 +6,14 @@
 //! DIR/boot                     boot id of the machine when the sessions were created
 //! DIR/token                    the owner's token, mode 0600
 //! DIR/tokens.toml              named tokens, by digest; written by `exec-server token`, read by `access`
-//! DIR/placeholders             paths of empty placeholders (such as `.git`) created for sandboxed processes; NUL-separated
+//! DIR/placeholders             paths of placeholders (such as `.git`) for sandboxed processes; NUL-separated
 //! DIR/dial.sock                socket for `dial-stdio`: newline-delimited JSON, after a blank line from the server
-//! DIR/sessions/ID/record       what the server needs to restore a session that has no holder
+//! DIR/sessions/ID/record       what the next server needs to know of the session
 //! DIR/sessions/ID/secret       secret that the session's holder expects in the first message
 //! DIR/sessions/ID/cgroup       names the session's control group
 //! DIR/sessions/ID/{sock, *.seg, expired}   created by the holder
-//! DIR/sessions/ID/{processes, archived}    process list and clock of a session without a holder; the server updates them
+//! DIR/sessions/ID/{processes, archived}    process list and clock for a session without a holder; the server
+//!                              updates them
 //! ```
 //!
 //! Does not depend on the wire protocol, and reads neither the environment nor arguments: the caller passes all paths.

@@ -16,7 +16,7 @@ use rustix::{
 
 use super::{StateDir, if_exists};
 
-/// Larger than any record. A foreign file is not read into memory beyond this.
+/// Most bytes that are read of a file. Larger than any file that `read_small` is for.
 const FILE_MAX_BYTES: u64 = 1 << 20;
 
 /// How many times `remove_session` empties a directory before it gives up.

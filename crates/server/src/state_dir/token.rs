@@ -21,11 +21,11 @@ use super::{
 /// 256 bits from the operating system, written as 64 hexadecimal digits.
 const GENERATED_BYTES: usize = 32;
 
-/// Longest accepted token. Percent-encoded, it must fit into a request head of 8 KiB.
+/// Longest accepted token, in bytes. Even percent-encoded (three times as long), it fits into a request head of 8 KiB.
 const MAX_BYTES: usize = 1024;
 
-/// How many bytes of a token's file are read: room for a token and whitespace around it. The buffer is allocated with this
-/// size, because growing it would leave copies of the token in freed memory.
+/// How many bytes of a token's file are read: room for a token and whitespace around it. The buffer is allocated with
+/// this size, because growing it would leave copies of the token in freed memory.
 const READ_MAX_BYTES: usize = MAX_BYTES + 64;
 
 /// Shortest accepted token: 128 bits, at 6 bits per character as in base64.
@@ -46,7 +46,7 @@ pub enum TokenError {
     /// Other users can read the file or could have written it.
     #[error(transparent)]
     NotPrivate(#[from] NotPrivate),
-    /// The path names a directory, a named FIFO, a socket or a device.
+    /// The path names a directory, a named FIFO or a device.
     #[error("token file `{}` is not a regular file", path.display())]
     NotAFile { path: PathBuf },
     /// The token is empty or consists of whitespace.

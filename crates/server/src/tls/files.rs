@@ -15,7 +15,7 @@ use zeroize::Zeroizing;
 use super::TlsError;
 use crate::state_dir::private;
 
-/// Largest file that is read. A certificate chain has a few KiB, a bundle of authorities some hundred.
+/// Most bytes that are read of a file. A certificate chain has a few KiB, a bundle of authorities some hundred.
 const FILE_MAX_BYTES: u64 = 4 << 20;
 
 /// The certificates in a PEM file. Fails if there are none.
@@ -39,8 +39,8 @@ pub(super) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsErro
 
 fn read(path: &Path, file: File) -> Result<Zeroizing<Vec<u8>>, TlsError> {
     let size = file.metadata().map_err(|source| failed(path, source))?.len().min(FILE_MAX_BYTES);
-    // Allocate once: growing the buffer would leave copies of the key in freed memory. One spare byte lets `read_to_end`
-    // see EOF without growing.
+    // Allocate once: growing the buffer would leave copies of the key in freed memory. One spare byte lets
+    // `read_to_end` see EOF without growing.
     let mut bytes = Zeroizing::new(Vec::with_capacity(usize::try_from(size).unwrap_or_default() + 1));
     file.take(FILE_MAX_BYTES).read_to_end(&mut bytes).map_err(|source| failed(path, source))?;
     Ok(bytes)

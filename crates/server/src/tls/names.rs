@@ -4,8 +4,8 @@
 //! its chain was verified, and our own comes from our file. A malformed certificate has no names.
 //!
 //! It is written by hand because of build time. x509-parser would add 18 crates, among them nom, time and num-bigint,
-//! and about 25 s of CPU time to a debug build, for this one extension. webpki, which rustls
-//! uses to parse the certificate, gives no access to e-mail names.
+//! and about 25 s of CPU time to a debug build, for this one extension. webpki, which rustls uses to parse the
+//! certificate, gives no access to e-mail names.
 
 use std::net::IpAddr;
 

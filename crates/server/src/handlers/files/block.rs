@@ -39,7 +39,7 @@ pub(crate) async fn open(request: FileRequest, params: wire::OpenParams) -> Resu
     Ok(result)
 }
 
-/// `fs/readBlock`: reads bytes of an open file. An error closes the file.
+/// `fs/readBlock`: reads bytes of an open file. An error while reading closes the file.
 pub(crate) async fn read(context: RequestContext, params: wire::ReadBlockParams, reply: Reply) {
     let request = FileRequest::begin(context).await;
     match read_block(&request, params).await {
@@ -102,7 +102,8 @@ pub(crate) async fn close(context: RequestContext, params: wire::CloseParams) ->
             }
             drop(handle);
         };
-        // Closing may wait for a disk. It needs no slot of the pool, because the number of open files is bounded.
+        // Closing may wait for a disk. It needs no slot of the pool, because the number of open files is bounded. A
+        // panic in it was already printed.
         tokio::task::spawn_blocking(close).await.unwrap_or(());
     }
     Ok(Empty {})
@@ -128,8 +129,8 @@ pub(crate) async fn create(request: FileRequest, params: wire::CreateParams) -> 
     Ok(wire::CreateResult { handle_id: params.handle_id, size })
 }
 
-/// Closes drafts of this path in the principal's detached sessions, whose clients may never come back. The client of this
-/// request can then continue the drafts.
+/// Closes drafts of this path in the principal's detached sessions, whose clients may never come back. The client of
+/// this request can then continue the drafts.
 fn close_detached_drafts(request: &FileRequest, path: &Path) {
     let others = request.context.core.sessions_of(&request.session().principal);
     others.iter().filter(|other| other.attached().is_none()).for_each(|other| other.files.close_drafts(path));
@@ -171,8 +172,8 @@ fn writing(request: &FileRequest, id: &str) -> Result<Arc<DraftHandle>, Failure>
     }
 }
 
-/// `fs/commit`: turns the draft into the file. Then the draft is gone, except after an etag mismatch or a commit that
-/// failed halfway.
+/// `fs/commit`: turns the draft into the file. Afterwards the draft is closed, also after an error, except after an
+/// etag mismatch or a commit that failed halfway.
 pub(crate) async fn commit(request: FileRequest, params: wire::CommitParams) -> Result<wire::CommitResult, Failure> {
     let writing = writing(&request, &params.handle_id)?;
     let options = WriteOptions {
@@ -182,8 +183,8 @@ pub(crate) async fn commit(request: FileRequest, params: wire::CommitParams) -> 
         modified: params.modified_at.map(from_wire),
     };
     let size = params.size;
-    // The lock is taken while one of the client's own blocks is being written. Do not wait for that here, on a thread of
-    // the runtime: drafts of detached sessions can stay open then.
+    // The lock is taken while one of the client's own blocks is being written. Do not wait for that here, on a thread
+    // of the runtime: drafts of detached sessions can stay open then.
     let path = writing.draft.try_lock().map(|draft| draft.path().to_owned());
     path.iter().for_each(|path| close_detached_drafts(&request, path));
     let committing = writing.clone();

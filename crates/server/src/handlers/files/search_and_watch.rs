@@ -78,6 +78,7 @@ fn run_search(
     Ok(searching::search(view?, request, &search.stop, &mut |line| search.push_line(line))?)
 }
 
+/// The limits of a search: as requested, or else the defaults, but never above the server's maxima.
 fn bounds(params: &wire::SearchParams) -> searching::SearchLimits {
     let context = |lines: Option<u64>| size(lines.unwrap_or(0).min(limits::SEARCH_CONTEXT));
     searching::SearchLimits {
@@ -186,7 +187,7 @@ pub(crate) async fn glob(mut request: FileRequest, params: wire::GlobParams) -> 
     request.launch(&path.clone(), sandbox.as_deref(), move |view| {
         found_tx.send(run_glob(view, &path, &params, &worker)).ok(); // Send fails if the connection has ended.
     })?;
-    request.turn = None;
+    request.turn = None; // As in `search`.
     let found = found_rx.await.map_err(|_| Failure::Internal { what: "a glob" })?;
     let (found, seen) = found.map_err(|error| request.task_failure(error))?;
     let entries = found.into_iter().map(|named| glob_entry(&named, form)).collect();
@@ -226,6 +227,7 @@ pub(crate) async fn watch(request: FileRequest, params: wire::WatchParams) -> Re
         recursive: params.recursive.unwrap_or(true),
         hidden: params.hidden.unwrap_or(true),
         exclude: Patterns::anywhere(&params.exclude)?,
+        // At least one: the watched directory itself.
         max_directories: size(
             params.max_directories.unwrap_or(limits::WATCHED_DIRECTORIES).clamp(1, limits::WATCHED_DIRECTORIES_MAX),
         ),
@@ -277,6 +279,7 @@ pub(crate) async fn watch_next(
     };
     let wait = Duration::from_millis(params.wait_ms).min(limits::READ_WAIT);
     let settle = params.settle_ms.map_or(limits::WATCH_SETTLE, Duration::from_millis).min(limits::WATCH_SETTLE_MAX);
+    // At least one. Otherwise the client would never get a change.
     let most = size(params.max_changes.unwrap_or(limits::WATCH_CHANGES).clamp(1, limits::WATCH_CHANGES));
     let taken = watched.next(wait, settle, most).await?;
     let form = watched.form;
@@ -308,7 +311,7 @@ fn watch_result(taken: ChangeBatch, form: Form) -> wire::WatchNextResult {
     }
 }
 
-/// A search whose request is pending. Dropping it cancels the search and frees its name.
+/// A search or glob whose request is pending. Dropping it cancels the work and frees its name.
 struct PendingSearch {
     peer: Arc<crate::connection::Peer>,
     name: Option<String>,
@@ -348,12 +351,13 @@ impl FileRequest {
         &self.context.peer.file_tasks
     }
 
-    /// Like `record_if_denied`, but only for a failed file operation.
+    /// Records a failed file operation if it was denied. Other failures did not come from the file system.
     fn task_failure(&self, failure: Failure) -> Failure {
         if let Failure::File(_) = failure { self.record_if_denied(failure) } else { failure }
     }
 }
 
+/// Ends the work after the requested time, or else the default time, but never after more than the server's maximum.
 fn stop(params: &wire::ScanParams) -> Stop {
     let time = params.timeout_ms.map_or(limits::SCAN_TIME, Duration::from_millis);
     Stop::within(time.min(limits::SCAN_TIME_MAX))
@@ -363,7 +367,7 @@ fn filter(params: &wire::ScanParams) -> Result<ScanFilter, Failure> {
     Ok(ScanFilter {
         hidden: params.hidden,
         ignore_rules: params.ignore_rules.unwrap_or(true),
-        rules_above: true,
+        rules_above: true, // `search` and `glob` clear it for a view of less than everything.
         include: Patterns::default(),
         exclude: Patterns::anywhere(&params.exclude)?,
         max_depth: size(params.max_depth.unwrap_or(limits::SCAN_DEPTH).min(limits::SCAN_DEPTH_MAX)),

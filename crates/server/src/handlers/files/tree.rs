@@ -1,4 +1,5 @@
-//! Directories and names: `fs/createDirectory`, `fs/readDirectory`, `fs/walk`, `fs/remove`, `fs/copy`, `fs/createSymlink`.
+//! Directories and names: `fs/createDirectory`, `fs/readDirectory`, `fs/walk`, `fs/remove`, `fs/copy`,
+//! `fs/createSymlink`.
 
 use std::{
     ffi::OsString,
@@ -21,7 +22,7 @@ const DETAILED_ENTRIES: usize = limits::VALUES / 16;
 /// JSON values of an answer besides its entries: envelope, result, list and the applied sandbox.
 const ENVELOPE_VALUES: usize = 16;
 
-/// Maximum entries of one answer with details and owners.
+/// Maximum entries of one answer with details and owners, for the same reason.
 const OWNED_ENTRIES: usize = limits::VALUES / 21;
 
 /// `fs/createDirectory`.

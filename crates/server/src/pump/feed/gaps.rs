@@ -7,7 +7,7 @@ use exec_server_rpc::Outbox;
 use super::{Feed, FeedMode};
 use crate::compat::Dialect;
 
-/// Missing numbers that are sent one by one.
+/// Missing event numbers that are sent one by one.
 pub(super) struct GapFill {
     next: u64,
     /// The last missing number.
@@ -69,7 +69,7 @@ impl Feed {
         }
     }
 
-    /// Moves the start of a gap to a number from which its bytes can be counted. If the reader continues after a number
+    /// Moves the start of a gap to a number from which its bytes can be counted. If the reader continues after an event
     /// that is itself gone, the offset there is unknown. Then the gap is reported from event 1 on, with all bytes from
     /// the beginning. The reader knows which part it has.
     fn with_counted_start(&self, gap: wire::Gap) -> wire::Gap {
