@@ -14,7 +14,7 @@ use std::{
 
 use exec_server_log::{
     ControlBlock, Cursor, Exit, ExitCause, LimitsHit, LoadedSegment, LogEvent, LogRecord, LogWriter, MappedSegment,
-    OutputStream, RECORD_MAX, ROOM_MIN, ReadStep, ReleasedSegment, SEGMENT_BYTES, Segment, SegmentChain,
+    OutputStream, RECORD_MAX, ROOM_MIN, ReadStep, ReleasedSegment, SEGMENT_BYTES, Segment, SegmentChain, SegmentInfo,
     SegmentLocation, SegmentPool, disk_name, load, memfd_of,
 };
 use proptest::prelude::*;
@@ -674,6 +674,49 @@ fn a_cursor_behind_a_readable_event_reports_the_gap_after_it_to_the_byte() {
 }
 
 #[test]
+fn a_gap_is_found_from_any_event_inside_it_and_from_no_other() {
+    let mut world = LogWorld::new();
+    world.apply(&LogOp::Append { count: 120, len: RECORD_MAX, stream: OutputStream::Stdout });
+    for _ in 0..4 {
+        world.apply(&LogOp::Spill);
+    }
+    // The second and the fourth segment go.
+    world.apply(&LogOp::Remove { permille: 250 });
+    world.apply(&LogOp::Remove { permille: 700 });
+    world.load_all();
+    let gaps = (1..world.model.next_seq()).filter(|seq| {
+        let found = world.chain.before_gap(Cursor::after(0), *seq).map(|found| found.next_seq());
+        assert_eq!(found, world.model.before_gap(1, *seq), "{seq}");
+        found.is_some()
+    });
+    assert!(gaps.count() > 10);
+}
+
+#[test]
+fn what_is_known_to_be_gone_is_not_counted_again() {
+    let mut chain = SegmentChain::new();
+    chain.forget_below(5, 100);
+    chain.forget_below(5, 50);
+    chain.forget_below(4, 200);
+    let gap = chain.read(&mut Cursor::after(0));
+    assert!(matches!(gap, ReadStep::Gap { from_seq: 1, to_seq: 4, bytes: 100 }), "{gap:?}");
+}
+
+#[test]
+fn the_chain_knows_where_a_segment_is_whatever_its_reader_says() {
+    let mut world = LogWorld::new();
+    world.apply(&LogOp::Append { count: 1, len: RECORD_MAX, stream: OutputStream::Pty });
+    let info = world.chain.segments().next().unwrap();
+    let lent = Arc::new(LentMapping(world.mappings[&memfd_of(info.id)].clone()));
+    let mut chain = SegmentChain::new();
+    chain.push_memory(SegmentInfo { location: SegmentLocation::Disk, ..info }, lent);
+    assert_eq!(chain.segments().next().map(|info| info.location), Some(SegmentLocation::Memory));
+    chain.push_disk(SegmentInfo { id: info.id + 1, location: SegmentLocation::Memory, sealed: false, ..info });
+    let disk = chain.segments().last().unwrap();
+    assert!(disk.location == SegmentLocation::Disk && disk.sealed, "{disk:?}");
+}
+
+#[test]
 fn a_loaded_segment_of_another_id_is_refused() {
     let mut world = LogWorld::new();
     world.apply(&LogOp::Append { count: 40, len: RECORD_MAX, stream: OutputStream::Pty });
@@ -683,5 +726,8 @@ fn a_loaded_segment_of_another_id_is_refused() {
     let path = world.dir.path().join(disk_name(SLOT, ids[0]));
     let loaded = LoadedSegment::read(&File::open(path).unwrap()).unwrap();
     assert!(!world.chain.set_loaded(ids[1], loaded.clone()));
+    let mut chain = SegmentChain::new();
+    chain.push_disk(SegmentInfo { id: ids[1], ..loaded.info() });
+    assert!(!chain.set_loaded(ids[1], loaded.clone()), "although it begins at the same event");
     assert!(world.chain.set_loaded(ids[0], loaded));
 }

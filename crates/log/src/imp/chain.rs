@@ -313,27 +313,21 @@ impl SegmentChain {
     /// Finds what is at the cursor without moving it. Updates only the cursor's hint, and its offset as soon as that is
     /// known.
     fn seek<'a>(&'a self, cursor: &mut Cursor) -> SeekStep<'a> {
-        let Some(mut index) = self.index_of(cursor) else {
+        let Some(index) = self.index_of(cursor) else {
             return self.hole_or_end(cursor, 0);
         };
-        loop {
-            let entry = &self.entries[index];
-            let id = entry.info.id;
-            let Some(region) = entry.records() else {
-                return SeekStep::NeedsLoad(id);
-            };
-            let is_intact = match self.walk(cursor, index, region) {
-                Ok(Some((found, record))) => return SeekStep::Record(found, record),
-                Ok(None) => true,
-                Err(MalformedRecord) => false,
-            };
-            index += 1;
-            match self.entries.get(index) {
-                Some(next) if next.info.base_seq <= cursor.next_seq => {}
-                // If events after this segment are known to be gone, the rest of it belongs to their gap.
-                None if !is_intact && self.gone.0 <= cursor.next_seq => return SeekStep::Damaged(id),
-                Some(_) | None => return self.hole_or_end(cursor, index),
+        let entry = &self.entries[index];
+        let id = entry.info.id;
+        let Some(region) = entry.records() else {
+            return SeekStep::NeedsLoad(id);
+        };
+        match self.walk(cursor, index, region) {
+            Ok(Some((found, record))) => SeekStep::Record(found, record),
+            // If events after this segment are known to be gone, the rest of it belongs to their gap.
+            Err(MalformedRecord) if index + 1 == self.entries.len() && self.gone.0 <= cursor.next_seq => {
+                SeekStep::Damaged(id)
             }
+            Ok(None) | Err(MalformedRecord) => self.hole_or_end(cursor, index + 1),
         }
     }
 
