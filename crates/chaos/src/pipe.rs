@@ -29,8 +29,8 @@ pub(crate) struct Link {
     pub(crate) number: u64,
     pub(crate) client: TcpStream,
     pub(crate) server: TcpStream,
-    pub(crate) swallow_up: AtomicBool,
-    pub(crate) swallow_down: AtomicBool,
+    /// For each [`Way`]: all further bytes are discarded.
+    pub(crate) swallows: [AtomicBool; 2],
 }
 
 impl Link {
@@ -52,12 +52,13 @@ impl Link {
         }
     }
 
-    /// The flag that discards all further bytes of a direction.
-    fn swallows(&self, way: Way) -> &AtomicBool {
-        match way {
-            Way::Up => &self.swallow_up,
-            Way::Down => &self.swallow_down,
-        }
+    /// Discards from now on all bytes of a direction.
+    pub(crate) fn swallow(&self, way: Way) {
+        self.swallows[way as usize].store(true, Ordering::Relaxed);
+    }
+
+    fn swallows(&self, way: Way) -> bool {
+        self.swallows[way as usize].load(Ordering::Relaxed)
     }
 }
 
@@ -100,7 +101,7 @@ impl Pipe {
                 Err(_) => break,
             }
         }
-        if self.link.swallows(self.way).load(Ordering::Relaxed) {
+        if self.link.swallows(self.way) {
             // Do not pass on EOF either. Keep the link, so that its sockets stay open.
             return self.shared.keep(&self.link);
         }
@@ -176,11 +177,8 @@ impl Pipe {
                 io::copy(&mut self.from(), &mut io::sink()).ok(); // Keep reading, so that the sender does not block.
                 return Ok(Next::Stop);
             }
-            Event::Blackhole => self.link.swallows(self.way).store(true, Ordering::Relaxed),
-            Event::BlackholeBoth => {
-                self.link.swallow_up.store(true, Ordering::Relaxed);
-                self.link.swallow_down.store(true, Ordering::Relaxed);
-            }
+            Event::Blackhole => self.link.swallow(self.way),
+            Event::BlackholeBoth => [Way::Up, Way::Down].into_iter().for_each(|way| self.link.swallow(way)),
             Event::Flip { bit } => rest[0] ^= 1 << (bit % 8),
             Event::Duplicate { bytes } => {
                 let again = self.tail[self.tail.len().saturating_sub(bytes)..].to_vec();
@@ -198,7 +196,7 @@ impl Pipe {
         self.skip -= skipped;
         bytes = &bytes[skipped..];
         self.remember(bytes);
-        while !bytes.is_empty() && !self.link.swallows(self.way).load(Ordering::Relaxed) {
+        while !bytes.is_empty() && !self.link.swallows(self.way) {
             let most = match self.shape.slice {
                 0 => bytes.len(),
                 slice => usize::try_from(self.random.between(1, slice as u64 + 1)).unwrap_or(1).min(bytes.len()),

@@ -167,12 +167,7 @@ impl Proxy {
     /// KiB that were already read may still pass.
     pub fn blackhole(&self, ways: &[Way]) {
         for link in self.shared.live() {
-            for way in ways {
-                match way {
-                    Way::Up => link.swallow_up.store(true, Ordering::Relaxed),
-                    Way::Down => link.swallow_down.store(true, Ordering::Relaxed),
-                }
-            }
+            ways.iter().for_each(|way| link.swallow(*way));
         }
     }
 
@@ -216,8 +211,7 @@ fn link(
 ) -> io::Result<()> {
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
-    let (swallow_up, swallow_down) = (AtomicBool::new(false), AtomicBool::new(false));
-    let link = Arc::new(Link { number, client, server, swallow_up, swallow_down });
+    let link = Arc::new(Link { number, client, server, swallows: Default::default() });
     {
         let mut links = shared.links.lock();
         links.retain(|link| link.strong_count() > 0);

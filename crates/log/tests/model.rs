@@ -22,44 +22,23 @@ use tempfile::TempDir;
 
 const SLOT: u32 = 77;
 
+/// An operation. `Remove`: the chain loses a disk segment that is not the last one, as if its file could not be read.
 #[derive(Clone, Debug)]
 enum LogOp {
-    Append {
-        count: usize,
-        len: usize,
-        stream: OutputStream,
-    },
+    Append { count: usize, len: usize, stream: OutputStream },
     Exit(i32),
     Close,
     Spill,
     Unload,
     DropOldest,
-    /// The chain loses a disk segment that is not the last one, as if its file could not be read.
-    Remove {
-        permille: usize,
-    },
-    BeforeGap {
-        cursor: usize,
-        permille: u64,
-    },
-    Arm {
-        is_behind: bool,
-    },
+    Remove { permille: usize },
+    BeforeGap { cursor: usize, permille: u64 },
+    Arm { is_behind: bool },
     TakeDirty,
-    TakeUpTo {
-        cursor: usize,
-        keep_bytes: u64,
-    },
+    TakeUpTo { cursor: usize, keep_bytes: u64 },
     Trim,
-    Read {
-        cursor: usize,
-        steps: usize,
-    },
-    Rewind {
-        cursor: usize,
-        permille: u64,
-        with_offset: bool,
-    },
+    Read { cursor: usize, steps: usize },
+    Rewind { cursor: usize, permille: u64, with_offset: bool },
 }
 
 fn ops() -> impl Strategy<Value = Vec<LogOp>> {

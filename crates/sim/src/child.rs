@@ -3,14 +3,13 @@
 //! Keeps records of what the children really wrote, read and died of. Clients are checked against these records. Shares no code with the
 //! log or the server: the oracle counts independently.
 
-use std::{cell::RefCell, collections::BTreeMap, fmt, io::ErrorKind, rc::Rc, sync::Arc};
+use std::{fmt, io::ErrorKind};
 
 use exec_server_holder::ChildSpawner;
 use exec_server_process::{Child, ScriptDriver, Spawn, SpawnError};
-use parking_lot::Mutex;
 use rustix::process::Signal;
 
-use crate::context::WorldContext;
+use crate::prelude::*;
 
 /// One step of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,14 +100,10 @@ pub struct ChildRecord {
     pub exit: Option<i32>,
     /// Signals that it received.
     pub signals: Vec<i32>,
-    /// At least one write found its stream full.
-    pub was_blocked: bool,
     /// It died with its holder. Its last output may be lost.
     pub lost: bool,
     /// How many readers of other sessions held its output. Output that all of them have received may be freed while the owner is away.
     pub followers: u32,
-    /// How often its terminal was resized.
-    pub resizes: usize,
     ignores_term: bool,
 }
 
@@ -120,6 +115,11 @@ impl ChildRecords {
     /// A copy of a child's record. Empty for a child that never started.
     pub fn get(&self, name: &str) -> ChildRecord {
         self.0.lock().get(name).cloned().unwrap_or_default()
+    }
+
+    /// Whether a child was started and has not exited.
+    pub fn lives(&self, name: &str) -> bool {
+        self.with(name, |record| record.spawns > 0 && record.exit.is_none())
     }
 
     /// Accesses a record without a copy.
@@ -299,10 +299,7 @@ impl ScriptRunner {
                     self.with(|record| record.written[stream] += count);
                     self.context.pause(pause_ms).await;
                 }
-                Err(ErrorKind::WouldBlock) => {
-                    self.with(|record| record.was_blocked = true);
-                    self.context.pause(1).await;
-                }
+                Err(ErrorKind::WouldBlock) => self.context.pause(1).await,
                 // The child was killed and its streams are closed.
                 Err(_) => return,
             }

@@ -3,27 +3,10 @@
 //! It records its requests and their results. After a cut it resumes and sends again only what was not answered: starts, writes under their
 //! ids, and closes of stdin. It trusts nothing: every event goes through the checks of a view.
 
-use std::{
-    cell::RefCell,
-    collections::{BTreeMap, VecDeque},
-    rc::{Rc, Weak},
-    sync::Arc,
-};
-
-use exec_server_rpc::ByteStream;
-use serde_json::{Value, json};
-use tokio::time::Instant;
-
 use crate::{
-    branch::Branch,
     client_files::{ClientFiles, FileCall},
-    context::WorldContext,
-    link::SimLink,
-    rng::Rng,
-    server::Server,
-    trace::Invariant,
-    view::{ProcessView, StartState},
-    wire::{MessageHandler, WireConnection},
+    prelude::*,
+    wire::{Arrival, WireConnection},
 };
 
 /// The capabilities that a client announces.
@@ -101,8 +84,6 @@ pub struct ModelClient {
     pub kind: ClientKind,
     /// Announces the `gap` capability. Always true for `ClientKind::Acknowledges`.
     pub announces_gaps: bool,
-    /// The time-to-live of its session while detached.
-    pub ttl_ms: u64,
     /// Acknowledges as it processes events. Otherwise only when the world tells it to.
     pub acks_promptly: bool,
     /// The maximum number of bytes that a log of this client may retain.
@@ -130,30 +111,6 @@ pub struct ModelClient {
     next_call: u64,
 }
 
-struct ClientListener(Weak<RefCell<ModelClient>>);
-
-impl MessageHandler for ClientListener {
-    fn on_message(&self, connection: u32, message: Value) {
-        if let Some(client) = self.0.upgrade() {
-            let mut client = client.borrow_mut();
-            client.handle(connection, &message);
-            client.note_attached(connection);
-        }
-    }
-
-    fn on_ping(&self, connection: u32) {
-        if let Some(client) = self.0.upgrade() {
-            client.borrow_mut().note_attached(connection);
-        }
-    }
-
-    fn on_end(&self, connection: u32, why: &str) {
-        if let Some(client) = self.0.upgrade() {
-            client.borrow_mut().handle_end(connection, why);
-        }
-    }
-}
-
 impl ModelClient {
     pub fn new(
         name: String,
@@ -166,7 +123,6 @@ impl ModelClient {
             name,
             kind,
             announces_gaps: kind == ClientKind::Acknowledges,
-            ttl_ms: 120_000,
             acks_promptly: true,
             retained_max: Some(u64::MAX),
             session: None,
@@ -191,7 +147,7 @@ impl ModelClient {
     fn note_attached(&mut self, connection: u32) {
         let is_attached = self.connections.get(&connection).is_some_and(|known| known.is_initialized);
         // If the client resumed after its time-to-live, the server may have accepted it at the last moment. Its session still ends.
-        let is_doomed = self.last_attached.elapsed().as_millis() >= u128::from(self.ttl_ms);
+        let is_doomed = self.last_attached.elapsed() >= SESSION_TTL;
         if is_attached && !is_doomed {
             self.last_attached = Instant::now();
         }
@@ -202,7 +158,17 @@ impl ModelClient {
         let mut client = this.borrow_mut();
         client.next_connection += 1;
         let number = client.next_connection;
-        let wire = WireConnection::new(number, stream, ClientListener(Rc::downgrade(this)));
+        let listener = Rc::downgrade(this);
+        let wire = WireConnection::new(stream, move |arrival| {
+            let Some(client) = listener.upgrade() else { return };
+            let mut client = client.borrow_mut();
+            match &arrival {
+                Arrival::Message(message) => client.handle(number, message),
+                Arrival::Ping => {}
+                Arrival::End(why) => return client.handle_end(number, why),
+            }
+            client.note_attached(number);
+        });
         let connection = ModelConnection {
             link,
             wire,
@@ -216,7 +182,7 @@ impl ModelClient {
         };
         client.connections.insert(number, connection);
         client.trace(format_args!("connection {number}: {arrival:?}"));
-        let mut params = json!({"clientName": client.name, "ttlMs": client.ttl_ms});
+        let mut params = json!({"clientName": client.name, "ttlMs": SESSION_TTL_MS});
         if client.kind == ClientKind::Acknowledges {
             params["capabilities"] = json!({"ack": true, "gap": true});
         } else if client.announces_gaps {
@@ -314,8 +280,7 @@ impl ModelClient {
         let replayed = view.last > view.acked;
         // The last acknowledgement may have been lost with the link, so acknowledge again.
         view.acked = 0;
-        let live = self.context.records.with(name, |record| record.spawns > 0 && record.exit.is_none());
-        if live && replayed {
+        if replayed && self.context.records.lives(name) {
             self.context.trace.count(Branch::ReplayWhileLive);
         }
         view.give_up_keyless();

@@ -5,14 +5,7 @@
 
 use std::path::PathBuf;
 
-use exec_server_protocol::base64;
-use serde_json::{Value, json};
-
-use crate::{
-    client::{ModelClient, PendingCall},
-    rng::Rng,
-    trace::violation,
-};
+use crate::{client::PendingCall, prelude::*};
 
 /// How often the number is repeated in the register, so that a partial file is noticed.
 const TIMES: usize = 700;

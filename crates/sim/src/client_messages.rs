@@ -1,16 +1,6 @@
 //! How the model client handles messages: passes events to views and answers to the calls that they end.
 
-use std::time::Duration;
-
-use serde_json::Value;
-
-use crate::{
-    branch::Branch,
-    client::{AttachMode, ClientKind, ModelClient, PendingCall},
-    stdin::WriteOutcome,
-    trace::violation,
-    view::{ProcessView, StartState},
-};
+use crate::{client::PendingCall, prelude::*, stdin::WriteOutcome};
 
 impl ModelClient {
     /// Handles a message on a connection.
@@ -28,9 +18,7 @@ impl ModelClient {
         };
         match (&message["result"], message["error"]["data"]["kind"].as_str()) {
             (_, Some(kind)) => self.handle_failure(connection, call, kind),
-            (Value::Null, None) => {
-                violation!(self, Wire, "{call:?}: an error without a kind: {message}")
-            }
+            (Value::Null, None) => violation!(self, Wire, "{call:?}: an error without a kind: {message}"),
             (result, None) => self.handle_answer(connection, call, result),
         }
     }
@@ -72,9 +60,7 @@ impl ModelClient {
         let Some((_, view)) = known.watched.get_mut(name) else { return };
         match apply_event(view, method, params) {
             Some(true) => {}
-            Some(false) => {
-                violation!(self, Prefix, "{name} of {session}: {method} jumps over what was not told");
-            }
+            Some(false) => violation!(self, Prefix, "{name} of {session}: {method} jumps over what was not told"),
             None => violation!(self, Wire, "event {method}"),
         }
     }
@@ -141,20 +127,15 @@ impl ModelClient {
                 self.ended = true;
                 self.check_nobody_lives("its session was ended");
             }
-            PendingCall::Stale => {
-                violation!(self, Superseded, "a superseded connection was obeyed: {result}");
-            }
-            PendingCall::Nonsense(kind) => {
-                violation!(self, Answered, "nonsense that is {kind} was obeyed: {result}");
-            }
+            PendingCall::Stale => violation!(self, Superseded, "a superseded connection was obeyed: {result}"),
+            PendingCall::Nonsense(kind) => violation!(self, Answered, "nonsense that is {kind} was obeyed: {result}"),
         }
     }
 
     /// Checks that no child is alive after the end of its session.
     pub(crate) fn check_nobody_lives(&self, why: &str) {
         for name in self.views.keys() {
-            let lives = self.context.records.with(name, |record| record.spawns > 0 && record.exit.is_none());
-            if lives {
+            if self.context.records.lives(name) {
                 violation!(self, Expiry, "{name} lives although {why}");
             }
         }
@@ -245,14 +226,14 @@ impl ModelClient {
             }
             (PendingCall::Nonsense(expected), kind) if *expected == kind => self.context.trace.count(Branch::Nonsense),
             (PendingCall::Subscribe(_) | PendingCall::Command(_), "unknownSession" | "unknownProcess") => {}
-            (PendingCall::File(file), kind) if self.may_fail(file, kind) => {}
             (PendingCall::Subscribe(_), "sessionExpired") => {}
+            (PendingCall::File(file), kind) if self.may_fail(file, kind) => {}
             (call, "holderLost") if self.is_lost(call) => {}
             // A process of another session, whose holder this client knows nothing about.
             (PendingCall::Subscribe(name) | PendingCall::Command(name), "holderLost")
                 if !self.views.contains_key(name) => {}
             // The client resumed just when its time-to-live ended, and the server accepted it.
-            (_, "sessionExpired") if self.last_attached.elapsed() >= Duration::from_millis(self.ttl_ms) => {}
+            (_, "sessionExpired") if self.last_attached.elapsed() >= SESSION_TTL => {}
             // The request was sent after the end of the session.
             (_, "unknownSession" | "holderLost") if self.end_requested => {}
             (PendingCall::Start(name), "duplicateProcess") => self.handle_started_before(name),
@@ -274,16 +255,15 @@ impl ModelClient {
 
     /// Checks the reason of a refused resume: a session must not expire early, and a lost holder must really be dead.
     fn check_refusal(&self, kind: &str) {
-        let (detached, ttl) = (self.last_attached.elapsed(), Duration::from_millis(self.ttl_ms));
+        let detached = self.last_attached.elapsed();
+        let is_early = detached + Duration::from_secs(1) < SESSION_TTL;
         match kind {
-            "sessionExpired" if detached + Duration::from_secs(1) < ttl => {
-                violation!(self, Expiry, "expired {detached:?} after it was heard of, its time is {ttl:?}");
+            "sessionExpired" if is_early => {
+                violation!(self, Expiry, "expired {detached:?} after it was heard of, its time is {SESSION_TTL:?}");
             }
             "sessionExpired" => self.check_nobody_lives("its time is over"),
             // Only the server that saw a session end knows the reason. The next server only knows that the session does not exist.
-            "unknownSession"
-                if !self.end_requested && !self.holder_killed && detached + Duration::from_secs(1) < ttl =>
-            {
+            "unknownSession" if is_early && !self.end_requested && !self.holder_killed => {
                 violation!(self, Lost, "its session is unknown, and nobody has ended it");
             }
             // If a server got `session/end` before it crashed, the session has no holder either.
@@ -325,9 +305,7 @@ impl ModelClient {
                 view.start = StartState::Done;
                 self.context.trace.count(Branch::StartRetry);
             }
-            _ => {
-                violation!(self, Start, "{name} is taken although it was asked for once")
-            }
+            _ => violation!(self, Start, "{name} is taken although it was asked for once"),
         }
     }
 

@@ -1,15 +1,6 @@
 //! The requests of the model client, one function per method. A request is recorded in any case and sent if there is a connection.
 
-use exec_server_protocol::base64;
-use serde_json::{Value, json};
-
-use crate::{
-    branch::Branch,
-    child,
-    client::{ClientKind, ModelClient, PendingCall},
-    rng::Rng,
-    view::{Plan, ProcessView, StartState},
-};
+use crate::{child, client::PendingCall, prelude::*};
 
 /// Every method that model clients send. [`ClientFiles`](crate::client_files::ClientFiles) sends `fs/…`,
 /// [`LegacyClient`](crate::legacy_client::LegacyClient) sends `command/…`, this file sends the others.
@@ -61,8 +52,7 @@ pub const METHODS: &[&str] = &[
 impl ModelClient {
     pub fn start(&mut self, name: &str, plan: Plan) {
         self.trace(format_args!("start {name}: {}", child::argv(name, &plan.steps)[2..].join(" ")));
-        let view = ProcessView::new(name.to_owned(), plan, self.context.trace.clone(), self.context.records.clone());
-        self.views.insert(name.to_owned(), view);
+        self.views.insert(name.to_owned(), ProcessView::new(name, plan, &self.context));
         self.send_start(name);
     }
 
@@ -194,8 +184,7 @@ impl ModelClient {
         if connection.watched.contains_key(name) || connection.calls.values().any(|call| call.is_about(name)) {
             return;
         }
-        let mut view =
-            ProcessView::new(name.to_owned(), plan, self.context.trace.clone(), self.context.records.clone());
+        let mut view = ProcessView::new(name, plan, &self.context);
         view.observe();
         connection.watched.insert(name.to_owned(), (session.to_owned(), view));
         self.trace(format_args!("subscribe {name}"));
@@ -242,15 +231,12 @@ impl ModelClient {
     /// Sends an invalid message. The server must answer it, and it must have no effect.
     pub fn send_invalid_message(&mut self, rng: &mut Rng) {
         let Some(attached) = self.attached else { return };
+        let unknown_note = r#"{"method":"unknown/note","params":{}}"#;
+        let start =
+            |argv: &[&str], cwd: &str| json!({"processId": "x", "argv": argv, "cwd": cwd, "env": {}, "tty": false});
         let (method, params, kind) = match rng.within(0..14) {
             0 => return self.send_invalid_text(attached, "not-json", "malformed"),
-            1 => {
-                return self.send_invalid_text(
-                    attached,
-                    r#"{"method":"unknown/note","params":{}}"#,
-                    "unknownNotification",
-                );
-            }
+            1 => return self.send_invalid_text(attached, unknown_note, "unknownNotification"),
             2 => return self.send_invalid_text(attached, &"[".repeat(500), "malformed"),
             3 => return self.send_invalid_text(attached, r#"{"id":1,"id":2,"method":"process/list"}"#, "malformed"),
             4 => ("no/such", json!({}), "unknownMethod"),
@@ -261,16 +247,8 @@ impl ModelClient {
             9 => ("process/write", json!({"processId": "x", "chunk": "", "writeId": ""}), "emptyWriteId"),
             10 => ("process/read", json!({"processId": "nobody"}), "unknownProcess"),
             11 => ("process/list", json!({"scope": 3}), "invalidParams"),
-            12 => (
-                "process/start",
-                json!({"processId": "x", "argv": [], "cwd": "/", "env": {}, "tty": false}),
-                "emptyArgv",
-            ),
-            _ => (
-                "process/start",
-                json!({"processId": "x", "argv": ["a"], "cwd": "here", "env": {}, "tty": false}),
-                "relativePath",
-            ),
+            12 => ("process/start", start(&[], "/"), "emptyArgv"),
+            _ => ("process/start", start(&["a"], "here"), "relativePath"),
         };
         self.trace(format_args!("nonsense: {method} {params}"));
         self.call(attached, PendingCall::Nonsense(kind), method, params);

@@ -1,17 +1,10 @@
 //! The operations of a world, one per step: actions of model clients, link faults, and events that affect everything.
 
-use std::{io, time::Duration};
-
-use serde_json::json;
-use tokio::time::{Instant, sleep};
-
 use crate::{
-    branch::Branch,
     child::ScriptStep,
-    client::{AttachMode, ModelClient},
     link::{CutKind, Direction},
     plans,
-    view::{ProcessView, StartState},
+    prelude::*,
     world::World,
 };
 
@@ -102,14 +95,11 @@ impl World {
     /// Terminates or signals a running process. Only one whose start was answered: if the start were sent again after the terminate, the
     /// process would be started twice.
     fn terminate_or_signal(&mut self, client: usize) {
-        let ignores_term = |view: &ProcessView| view.plan.steps.contains(&ScriptStep::IgnoreTerm);
-        let picked =
-            self.pick_process(client, |view| view.start == StartState::Done && !view.closed && ignores_term(view));
-        let (is_known_to_ignore_term, picked) = match picked {
-            Some(name) => (true, Some(name)),
-            None => (false, self.pick_process(client, |view| view.start == StartState::Done && !view.closed)),
-        };
-        let Some(name) = picked else { return };
+        let is_running = |view: &ProcessView| view.start == StartState::Done && !view.closed;
+        let ignores_term = |view: &ProcessView| is_running(view) && view.plan.steps.contains(&ScriptStep::IgnoreTerm);
+        let ignoring = self.pick_process(client, ignores_term);
+        let is_known_to_ignore_term = ignoring.is_some();
+        let Some(name) = ignoring.or_else(|| self.pick_process(client, is_running)) else { return };
         let (method, params) = match self.rng.within(0..4) {
             // A child that ignores SIGTERM gets a terminate with a grace period first, so that the grace period expires.
             _ if is_known_to_ignore_term => {
@@ -154,7 +144,7 @@ impl World {
             attached.link.pace(Direction::Down, pace);
         }
         if promptly {
-            client.views.keys().cloned().collect::<Vec<_>>().iter().for_each(|name| client.ack(name));
+            client.ack_everything();
         }
     }
 
@@ -166,37 +156,35 @@ impl World {
         let mut client = self.clients[client].borrow_mut();
         let Some(number) = client.attached else { return };
         let link = client.connections[&number].link.clone();
-        let trace = client.context.trace.clone();
-        match fault {
+        let what = match fault {
             0 => {
-                client.trace(format_args!("cut between frames"));
-                trace.count(Branch::CutBetween);
+                client.context.trace.count(Branch::CutBetween);
                 link.cut(CutKind::AfterDelivery);
+                "cut between frames".to_owned()
             }
             1 => {
-                client.trace(format_args!("cut at once"));
                 link.cut(CutKind::AtOnce);
+                // After a reset the client knows at once that it is disconnected. After the other faults it does not.
+                client.attached = None;
+                "cut at once".to_owned()
             }
             2 | 3 => {
-                client.trace(format_args!("cut after {bytes} bytes {direction:?}"));
-                trace.count(Branch::CutInside);
+                client.context.trace.count(Branch::CutInside);
                 link.cut_after(direction, bytes);
+                format!("cut after {bytes} bytes {direction:?}")
             }
             4 => {
-                client.trace(format_args!("half-open"));
-                trace.count(Branch::HalfOpen);
+                client.context.trace.count(Branch::HalfOpen);
                 link.half_open();
+                "half-open".to_owned()
             }
             _ => {
-                client.trace(format_args!("{direction:?} stalls for {rest:?}"));
-                trace.count(Branch::Stall);
+                client.context.trace.count(Branch::Stall);
                 link.stall(direction, Instant::now() + rest);
+                format!("{direction:?} stalls for {rest:?}")
             }
-        }
-        if fault == 1 {
-            // After a reset the client knows at once that it is disconnected. After the other faults it does not.
-            client.attached = None;
-        }
+        };
+        client.trace(format_args!("{what}"));
     }
 
     fn reconnect(&mut self, client: usize) {
@@ -280,7 +268,7 @@ impl World {
 }
 
 impl ModelClient {
-    /// Makes the client acknowledge everything promptly. Used at the end of a world.
+    /// Makes the client acknowledge everything promptly.
     pub(crate) fn ack_everything(&mut self) {
         self.acks_promptly = true;
         for name in self.views.keys().cloned().collect::<Vec<_>>() {

@@ -3,14 +3,9 @@
 //! Owns the local tasks (scripts and holders), which end with it. Everything runs on one thread with paused time, so only the runtime's
 //! queue decides the order.
 
-use std::{cell::RefCell, rc::Rc, time::Duration};
+use tokio::task::JoinSet;
 
-use tokio::{task::JoinSet, time::Instant};
-
-use crate::{
-    child::ChildRecords,
-    trace::{Trace, violation},
-};
+use crate::{child::ChildRecords, prelude::*};
 
 /// Tasks that are aborted together, like those of a killed program.
 #[derive(Clone, Default)]
@@ -62,7 +57,7 @@ impl WorldContext {
         if ms == 0 {
             tokio::task::yield_now().await;
         } else {
-            tokio::time::sleep(Duration::from_millis(ms)).await;
+            sleep(Duration::from_millis(ms)).await;
         }
     }
 

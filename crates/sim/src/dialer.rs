@@ -2,23 +2,12 @@
 //!
 //! Keeps the links that a client has dialled. The client recovers from a cut by dialling again, as over a network.
 
-use std::{sync::Arc, time::Duration};
-
-use exec_server_client::{
-    Error,
-    transport::{BoxFuture, Connect, Connection},
-};
-use exec_server_protocol::limits;
-use exec_server_rpc::{Framing, WebSocketRole};
-use parking_lot::Mutex;
-use tokio::time::Instant;
+use exec_server_client::transport::{BoxFuture, Connect, Connection};
 
 use crate::{
-    branch::Branch,
-    link::{CutKind, Direction, LinkQuality, SimLink},
-    rng::Rng,
-    server::Server,
-    trace::Trace,
+    link::{CutKind, Direction},
+    prelude::*,
+    wire::FRAMING,
 };
 
 /// Opens links for one client. Clones share the same state.
@@ -59,11 +48,6 @@ impl Dialer {
         }
     }
 
-    /// The link dialled last, working or not.
-    pub fn link(&self) -> Option<SimLink> {
-        self.state.lock().current.clone()
-    }
-
     /// How many links were dialled.
     pub fn dialled(&self) -> u32 {
         self.state.lock().dialled
@@ -89,7 +73,7 @@ impl Dialer {
 
     /// Applies a random fault to the current link.
     pub fn apply_fault(&self, rng: &mut Rng) {
-        let Some(link) = self.link() else { return };
+        let Some(link) = self.state.lock().current.clone() else { return };
         let direction = if rng.chance(50) { Direction::Up } else { Direction::Down };
         let (bytes, rest) = (rng.within(1..3000), Duration::from_millis(rng.within(10..6000)));
         let what = match rng.within(0..7) {
@@ -150,8 +134,7 @@ impl Dialer {
             });
         }
         state.current = Some(link);
-        let framing = Framing::WebSocket { role: WebSocketRole::Client, max: limits::MESSAGE_BYTES };
-        Ok(Connection { stream: ours, framing, carrier: None })
+        Ok(Connection { stream: ours, framing: FRAMING, carrier: None })
     }
 }
 

@@ -5,20 +5,14 @@
 //! finds them with [`core::Holders::scan`] through their path sockets.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
     fs::File,
-    io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use exec_server_holder::{ChildRestrictions, Holder, HolderConfig, HolderLimits, spawner};
 use exec_server_server::core::{self, FoundSession};
-use parking_lot::Mutex;
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     fs::{Mode, OFlags},
@@ -26,7 +20,7 @@ use rustix::{
 };
 use tokio::{io::Interest, sync::Notify};
 
-use crate::{branch::Branch, child::ScriptSpawner, context::WorldContext, idle_gate::IdleGate, trace::violation};
+use crate::{child::ScriptSpawner, idle_gate::IdleGate, prelude::*};
 
 /// How many turns a holder may take at one instant of the simulated clock before it counts as spinning.
 const TURNS_MAX: u32 = 100_000;

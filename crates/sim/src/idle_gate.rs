@@ -4,10 +4,10 @@
 //! is about to park. Tokio does not advance the simulated time while a blocking job runs. So the result of a job, and when the world
 //! receives it, do not depend on the speed of the machine.
 
-use std::sync::Arc;
-
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Condvar;
 use tokio::sync::Notify;
+
+use crate::prelude::*;
 
 /// How often the world's thread must park before the world counts as idle. More than the longest chain of messages between server and
 /// holder within one instant.

@@ -3,17 +3,11 @@
 //! Stricter than the view of the model client: a cursor promises every event once and in order, through any fault. Does not depend on links
 //! or sessions; [`session_history`](crate::session_history) decides whether an error is correct.
 
-use exec_server_client::{Event, protocol::process as wire};
+use exec_server_client::Event;
 
-use crate::{
-    branch::Branch,
-    child::{ChildRecords, text},
-    trace::{Invariant, Trace, violation},
-    view::Plan,
-};
+use crate::{child::ChildRecords, prelude::*};
 
-/// The position of a cursor and its checks. A clone continues from the same position, like a second cursor after the same number.
-#[derive(Clone)]
+/// The position of a cursor and its checks.
 pub struct Ledger {
     name: String,
     /// The reader's name in the trace.
@@ -23,7 +17,7 @@ pub struct Ledger {
     pub may_miss: bool,
     is_observer: bool,
     /// The reader attached after other readers had already read.
-    is_late: bool,
+    pub is_late: bool,
     /// A restarted program attached to the process again. It is fed by `process/read`, which counts gap bytes from the beginning of the
     /// output, so a gap may have no byte count.
     pub is_reattached: bool,
@@ -45,13 +39,12 @@ pub struct Ledger {
 
 impl Ledger {
     /// A cursor at the beginning.
-    pub fn new(who: String, name: String, plan: Plan, trace: Trace, records: ChildRecords) -> Self {
-        let may_miss = plan.drops;
+    pub fn new(who: String, name: &str, plan: &Plan, context: &WorldContext) -> Self {
         Self {
-            name,
+            name: name.to_owned(),
             who,
-            plan,
-            may_miss,
+            plan: plan.clone(),
+            may_miss: plan.drops,
             is_observer: false,
             is_late: false,
             is_reattached: false,
@@ -62,20 +55,14 @@ impl Ledger {
             gaps: 0,
             exited: None,
             closed: false,
-            trace,
-            records,
+            trace: context.trace.clone(),
+            records: context.records.clone(),
         }
     }
 
     /// A reader that the log does not wait for.
     pub fn observing(mut self) -> Self {
         (self.may_miss, self.is_observer) = (true, true);
-        self
-    }
-
-    /// A reader that attaches after others.
-    pub fn late(mut self) -> Self {
-        self.is_late = true;
         self
     }
 

@@ -2,24 +2,10 @@
 //!
 //! Owns one connection and what was received on it. There, output arrives without sequence numbers, then the exit, and nothing after it.
 
-use std::{
-    cell::RefCell,
-    collections::BTreeMap,
-    rc::{Rc, Weak},
-};
-
-use exec_server_protocol::base64;
-use exec_server_rpc::ByteStream;
-use serde_json::{Value, json};
-
 use crate::{
-    branch::Branch,
-    child::{self, text},
-    context::WorldContext,
-    link::SimLink,
-    trace::{Invariant, violation},
-    view::Plan,
-    wire::{MessageHandler, WireConnection},
+    child,
+    prelude::*,
+    wire::{Arrival, WireConnection},
 };
 
 /// One first-generation client and its connection.
@@ -41,32 +27,24 @@ struct LegacyCommand {
     kill_requested: bool,
 }
 
-struct LegacyListener(Weak<RefCell<LegacyClient>>);
-
-impl MessageHandler for LegacyListener {
-    fn on_message(&self, _: u32, message: Value) {
-        if let Some(legacy_client) = self.0.upgrade() {
-            legacy_client.borrow_mut().handle(&message);
-        }
-    }
-
-    fn on_ping(&self, _: u32) {}
-
-    fn on_end(&self, _: u32, why: &str) {
-        if let Some(legacy_client) = self.0.upgrade() {
-            let mut legacy_client = legacy_client.borrow_mut();
-            legacy_client.trace(format_args!("ended: {why}"));
-            legacy_client.wire = None;
-        }
-    }
-}
-
 impl LegacyClient {
     pub fn new(name: String, link: SimLink, stream: ByteStream, context: WorldContext) -> Rc<RefCell<Self>> {
         let legacy_client =
             Self { name, context, link, wire: None, calls: BTreeMap::new(), next_call: 0, processes: BTreeMap::new() };
         let legacy_client = Rc::new(RefCell::new(legacy_client));
-        let wire = WireConnection::new(1, stream, LegacyListener(Rc::downgrade(&legacy_client)));
+        let listener = Rc::downgrade(&legacy_client);
+        let wire = WireConnection::new(stream, move |arrival| {
+            let Some(client) = listener.upgrade() else { return };
+            let mut client = client.borrow_mut();
+            match arrival {
+                Arrival::Message(message) => client.handle(&message),
+                Arrival::Ping => {}
+                Arrival::End(why) => {
+                    client.trace(format_args!("ended: {why}"));
+                    client.wire = None;
+                }
+            }
+        });
         legacy_client.borrow_mut().wire = Some(wire);
         legacy_client
     }
@@ -75,7 +53,7 @@ impl LegacyClient {
         self.context.trace.line(format_args!("{} {what}", self.name));
     }
 
-    fn report_violation(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
+    pub(crate) fn report_violation(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
         self.context.trace.report_violation(invariant, format_args!("{}: {what}", self.name));
     }
 

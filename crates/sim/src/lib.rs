@@ -37,6 +37,7 @@ pub mod world;
 mod client_messages;
 mod client_steps;
 mod plans;
+mod prelude;
 mod user_steps;
 mod world_end;
 mod world_steps;

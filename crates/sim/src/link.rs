@@ -4,23 +4,18 @@
 //! depends on the speed of the machine.
 
 use std::{
-    collections::VecDeque,
-    io,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll, Waker},
-    time::Duration,
 };
 
 use bytes::{Buf as _, Bytes};
-use exec_server_rpc::{ByteStream, TcpProbe};
-use parking_lot::Mutex;
+use exec_server_rpc::TcpProbe;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::{Instant, Sleep, sleep_until},
+    time::{Sleep, sleep_until},
 };
 
-use crate::rng::Rng;
+use crate::prelude::*;
 
 /// The direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,21 +3,19 @@
 //! Owns the core and its connections. Dropping both is a crash: no close frame, no detach, only closed file descriptors. All clients share
 //! it.
 
-use std::{io, sync::Arc, time::Duration};
-
 use exec_server_protocol::limits;
-use exec_server_rpc::{ByteStream, Framing, WebSocketRole};
+use exec_server_rpc::{Framing, WebSocketRole};
 use exec_server_server::{
     access::Grant,
     core::{Authenticated, Config, Core},
 };
-use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
-use crate::{
-    holders::Holders,
-    trace::{Trace, violation},
-};
+use crate::{holders::Holders, prelude::*};
+
+/// The time-to-live of every session while it is detached.
+pub const SESSION_TTL: Duration = Duration::from_millis(SESSION_TTL_MS);
+pub const SESSION_TTL_MS: u64 = 120_000;
 
 /// A server that may be up or down.
 pub struct Server {

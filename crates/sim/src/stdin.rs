@@ -1,11 +1,7 @@
 //! The writes of a model client to stdin, and the check of promise R2: each write arrives at most once, each accepted one exactly once, in
 //! order.
 
-use crate::{
-    child::{STDIN_TEXT, text},
-    trace::violation,
-    view::ProcessView,
-};
+use crate::{child::STDIN_TEXT, prelude::*};
 
 /// The capacity of a pipe or simulated terminal. Accepted bytes were read by the child or are in there.
 pub const PIPE_BYTES: u64 = 256 << 10;

@@ -3,16 +3,9 @@
 //!
 //! The trace is kept in memory. The caller that runs the world decides whether to store it.
 
-use std::{
-    collections::BTreeMap,
-    fmt::{self, Write as _},
-    sync::Arc,
-};
+use std::fmt::{self, Write as _};
 
-use parking_lot::Mutex;
-use tokio::time::Instant;
-
-use crate::branch::Branch;
+use crate::prelude::*;
 
 /// The invariants of every step of every world. A failure names the violated invariant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,56 +3,20 @@
 //! Owns the client and its calls. Every call runs in its own task and must end. Every event goes through a
 //! [`Ledger`](crate::ledger::Ledger), every error through the [`SessionHistory`]. The program may restart with only its records.
 
-use std::{
-    cell::{Cell, RefCell},
-    collections::BTreeMap,
-    rc::Rc,
-    sync::Arc,
-    time::Duration,
-};
-
 use exec_server_client::{
-    Backoff, Client, ConnectionState, Error, Start,
-    protocol::{SessionId, failure::Kind, initialize::Ttl, process as wire},
+    Backoff, Client, ConnectionState, Start,
+    protocol::{SessionId, initialize::Ttl},
 };
+use tokio::sync::oneshot;
 
 use crate::{
-    branch::Branch,
     child,
-    context::{Tasks, WorldContext},
+    context::Tasks,
     dialer::Dialer,
-    rng::Rng,
-    server::Server,
+    prelude::*,
     session_history::{SessionHistory, repeatable},
-    trace::{Invariant, violation},
     user_process::UserProcess,
-    view::Plan,
 };
-
-/// Calls that are not answered yet, by number.
-#[derive(Clone, Default)]
-pub struct PendingCalls(Rc<RefCell<(u64, BTreeMap<u64, String>)>>);
-
-impl PendingCalls {
-    /// Records a call. The returned number ends it.
-    pub fn add(&self, what: String) -> u64 {
-        let mut state = self.0.borrow_mut();
-        state.0 += 1;
-        let number = state.0;
-        state.1.insert(number, what);
-        number
-    }
-
-    /// Removes an answered call.
-    pub fn remove(&self, number: u64) {
-        self.0.borrow_mut().1.remove(&number);
-    }
-
-    /// The oldest pending call.
-    pub fn first(&self) -> Option<String> {
-        self.0.borrow().1.values().next().cloned()
-    }
-}
 
 /// A program with the real client.
 pub struct User {
@@ -64,13 +28,12 @@ pub struct User {
     pub(crate) client: Option<Client>,
     pub(crate) session: Option<SessionId>,
     pub(crate) history: Rc<SessionHistory>,
-    pub(crate) pending: PendingCalls,
+    /// Calls that are not answered yet, oldest first.
+    pub(crate) pending: Rc<RefCell<Vec<String>>>,
     /// Its processes, by name.
     pub(crate) processes: BTreeMap<String, Rc<UserProcess>>,
     /// A session is being created or resumed.
-    pub(crate) is_opening: Rc<Cell<bool>>,
-    pub(crate) opened: Rc<RefCell<Option<Result<Client, Error>>>>,
-    ttl: Duration,
+    opening: Option<oneshot::Receiver<Result<Client, Error>>>,
     /// The tasks of the current program.
     pub(crate) tasks: Tasks,
 }
@@ -79,8 +42,7 @@ impl User {
     /// A program that has not connected yet.
     pub fn new(name: String, server: Arc<Server>, context: WorldContext, mut rng: Rng) -> Self {
         let dialer = Dialer::new(name.clone(), server, context.trace.clone(), rng.fork());
-        let ttl = Duration::from_secs(120);
-        let history = Rc::new(SessionHistory::new(name.clone(), dialer.clone(), context.trace.clone(), ttl));
+        let history = Rc::new(SessionHistory::new(name.clone(), dialer.clone(), context.trace.clone()));
         Self {
             name,
             context,
@@ -89,11 +51,9 @@ impl User {
             client: None,
             session: None,
             history,
-            pending: PendingCalls::default(),
+            pending: Rc::default(),
             processes: BTreeMap::new(),
-            is_opening: Rc::default(),
-            opened: Rc::default(),
-            ttl,
+            opening: None,
             tasks: Tasks::default(),
         }
     }
@@ -101,9 +61,8 @@ impl User {
     /// Kills the program: its tasks are aborted, and its pending calls are forgotten.
     pub(crate) fn kill(&mut self) {
         std::mem::take(&mut self.tasks).end();
-        self.pending = PendingCalls::default();
-        self.opened = Rc::default();
-        self.is_opening = Rc::default();
+        self.pending = Rc::default();
+        self.opening = None;
     }
 
     pub(crate) fn trace(&self, what: std::fmt::Arguments<'_>) {
@@ -116,36 +75,32 @@ impl User {
 
     /// Starts to connect: creates a session, or resumes the one that it has.
     pub fn open(&mut self) {
-        if self.is_opening.replace(true) {
+        if self.opening.is_some() {
             return;
         }
         self.trace(format_args!("opens{}", if self.session.is_some() { " its session again" } else { "" }));
         let backoff = Backoff::default().seeded(self.rng.draw());
-        let mut builder =
-            Client::builder().name(&self.name).backoff(backoff).connect_retry_for(Duration::from_secs(60));
-        builder = builder.ttl(Ttl::Ms(u64::try_from(self.ttl.as_millis()).expect("short")));
+        let mut builder = Client::builder().name(&self.name).backoff(backoff).ttl(Ttl::Ms(SESSION_TTL_MS));
+        builder = builder.connect_retry_for(Duration::from_secs(60));
         if let Some(session) = &self.session {
             builder = builder.resume(session.clone()).takeover(true);
         }
-        let mut history =
-            SessionHistory::new(self.name.clone(), self.dialer.clone(), self.context.trace.clone(), self.ttl);
-        if self.session.is_some() {
-            history = history.continuing(&self.history);
+        self.history = Rc::new(if self.session.is_some() {
+            self.history.continued()
         } else {
             self.dialer.reset_session();
-        }
-        self.history = Rc::new(history);
-        let (dialer, opened, is_opening) = (self.dialer.clone(), self.opened.clone(), self.is_opening.clone());
-        self.tasks.spawn(&self.context.trace, async move {
-            let result = builder.open(dialer).await;
-            *opened.borrow_mut() = Some(result);
-            is_opening.set(false);
+            SessionHistory::new(self.name.clone(), self.dialer.clone(), self.context.trace.clone())
         });
+        let (opened_tx, opened_rx) = oneshot::channel();
+        self.opening = Some(opened_rx);
+        let dialer = self.dialer.clone();
+        self.tasks.spawn(&self.context.trace, async move { drop(opened_tx.send(builder.open(dialer).await)) });
     }
 
     /// Checks whether `open` has completed. Called at every step.
     pub fn poll_open(&mut self) {
-        let Some(result) = self.opened.borrow_mut().take() else { return };
+        let Some(Ok(result)) = self.opening.as_mut().map(oneshot::Receiver::try_recv) else { return };
+        self.opening = None;
         match result {
             Ok(client) => {
                 self.trace(format_args!("is connected"));
@@ -207,7 +162,7 @@ impl User {
     /// Checks that the children of an ended session are dead.
     pub(crate) fn check_children_dead(&self) {
         for name in self.processes.keys() {
-            if self.context.records.with(name, |record| record.spawns > 0 && record.exit.is_none()) {
+            if self.context.records.lives(name) {
                 violation!(self, Expiry, "{name} lives although its session is over");
             }
         }
@@ -222,7 +177,7 @@ impl User {
     ) {
         let (pending, context, name) = (self.pending.clone(), self.context.clone(), self.name.clone());
         context.trace.line(format_args!("{name} {what}"));
-        let number = pending.add(what.clone());
+        pending.borrow_mut().push(what.clone());
         self.tasks.spawn(&self.context.trace, async move {
             let result = calling.await;
             let word = match &result {
@@ -230,7 +185,8 @@ impl User {
                 Err(error) => format!("failed: {}", repeatable(error)),
             };
             context.trace.line(format_args!("{name} {what}: {word}"));
-            pending.remove(number);
+            let answered = pending.borrow().iter().position(|call| *call == what).expect("the call was pending");
+            pending.borrow_mut().remove(answered);
             then(result);
         });
     }
@@ -242,14 +198,12 @@ impl User {
         kinds: &'static [Kind],
         calling: impl Future<Output = Result<T, Error>> + 'static,
     ) {
-        let (history, trace, name) = (self.history.clone(), self.context.trace.clone(), self.name.clone());
+        let history = self.history.clone();
         self.call(what.clone(), calling, move |result| match result {
             Ok(_) => {}
             Err(Error::Server { kind: Some(kind), .. }) if kinds.contains(&kind) => {}
-            Err(error) if history.may_refuse(&error) => {}
             Err(Error::UnknownOutcome { .. }) if what.starts_with("signal") => {}
-            Err(error @ (Error::Disconnected { .. } | Error::SessionLost { .. })) => history.check_error(&what, &error),
-            Err(error) => violation!(trace, Answered, "{name} {what}: {error}"),
+            Err(error) => history.check_refusal(&what, &error),
         });
     }
 
@@ -269,7 +223,6 @@ impl User {
             start = start.idle_timeout(Duration::from_millis(ms));
         }
         let user_process = Rc::new(UserProcess::new(self, name.clone(), plan));
-        user_process.enter(self);
         self.processes.insert(name.clone(), user_process.clone());
         let history = self.history.clone();
         let what = format!("start {name}: {}", child::argv(&name, &user_process.plan.steps)[2..].join(" "));

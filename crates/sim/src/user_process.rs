@@ -3,27 +3,12 @@
 //! Keeps one ledger per cursor and the position of writes, and compares both with what the child did. Outlives the client: a restarted
 //! program continues with the same ledgers.
 
-use std::{
-    cell::{Cell, RefCell},
-    rc::Rc,
-    time::Duration,
-};
+use std::cell::Cell;
+
+use exec_server_client::{Event, Process};
 
 use crate::{
-    branch::Branch,
-    child::{STDIN_TEXT, text},
-    context::{Tasks, WorldContext},
-    ledger::Ledger,
-    rng::Rng,
-    session_history::SessionHistory,
-    stdin::PIPE_BYTES,
-    trace::{Invariant, violation},
-    user::User,
-    view::Plan,
-};
-use exec_server_client::{
-    Client, Error, Event, Process,
-    protocol::{failure::Kind, process as wire},
+    child::STDIN_TEXT, context::Tasks, ledger::Ledger, prelude::*, session_history::SessionHistory, stdin::PIPE_BYTES,
 };
 
 /// One process and everything known about it.
@@ -57,9 +42,8 @@ pub struct UserProcess {
 impl UserProcess {
     /// A process whose start is about to be requested.
     pub fn new(user: &User, name: String, plan: Plan) -> Self {
-        let (trace, records) = (user.context.trace.clone(), user.context.records.clone());
         Self {
-            ledger: Rc::new(RefCell::new(Ledger::new(user.name.clone(), name.clone(), plan.clone(), trace, records))),
+            ledger: Rc::new(RefCell::new(Ledger::new(user.name.clone(), &name, &plan, &user.context))),
             name,
             plan,
             who: user.name.clone(),
@@ -126,11 +110,9 @@ impl UserProcess {
         if self.ledger.borrow().position < 3 || !self.plan.is_single() || self.plan.drops {
             return;
         }
-        let (trace, records) = (self.context.trace.clone(), self.context.records.clone());
-        let who = format!("{} again", self.who);
-        trace.line(format_args!("{} reads {} again from the beginning", self.who, self.name));
-        trace.count(Branch::LateCursor);
-        let ledger = Ledger::new(who, self.name.clone(), self.plan.clone(), trace, records).observing();
+        self.context.trace.line(format_args!("{} reads {} again from the beginning", self.who, self.name));
+        self.context.trace.count(Branch::LateCursor);
+        let ledger = Ledger::new(format!("{} again", self.who), &self.name, &self.plan, &self.context).observing();
         self.read(&process, 0, Rc::new(RefCell::new(ledger)), false);
     }
 
@@ -149,14 +131,9 @@ impl UserProcess {
     /// Handles a failed start.
     pub fn handle_unstarted(&self, history: &SessionHistory, error: &Error) {
         self.is_cancelled.set(true);
-        match error {
-            error if history.may_refuse(error) => {}
-            // A draining server starts nothing. The client does not retry on the next server by itself.
-            Error::Server { kind: Some(Kind::Draining), .. } => {}
-            Error::Disconnected { .. } | Error::SessionLost { .. } => {
-                history.check_error(&format!("start {}", self.name), error)
-            }
-            _ => violation!(self, Answered, "start failed: {error}"),
+        // A draining server starts nothing. The client does not retry on the next server by itself.
+        if error.server_kind() != Some(Kind::Draining) {
+            history.check_refusal(&format!("start {}", self.name), error);
         }
     }
 
@@ -182,7 +159,7 @@ impl UserProcess {
             Ok(_) => user_process.is_input_over.set(true),
             Err(error) => {
                 user_process.is_input_over.set(true);
-                user_process.check_input_error(&history, &what, &error);
+                history.check_refusal(&what, &error);
             }
         });
     }
@@ -191,26 +168,28 @@ impl UserProcess {
     pub fn close_stdin(self: &Rc<Self>, user: &User) {
         let Some(process) = self.process.borrow().clone() else { return };
         self.is_input_over.set(true);
-        let (user_process, history, what) =
-            (self.clone(), self.history.borrow().clone(), format!("close stdin of {}", self.name));
+        let history = self.history.borrow().clone();
+        let what = format!("close stdin of {}", self.name);
         user.call(what.clone(), async move { process.close_stdin().await }, move |result| {
             if let Err(error) = result {
-                user_process.check_input_error(&history, &what, &error);
+                history.check_refusal(&what, &error);
             }
         });
     }
 
-    fn check_input_error(&self, history: &SessionHistory, what: &str, error: &Error) {
-        match error {
-            error if history.may_refuse(error) => {}
-            Error::Disconnected { .. } | Error::SessionLost { .. } => history.check_error(what, error),
-            _ => violation!(self, Answered, "{what}: {error}"),
-        }
+    /// Whether the current program has a handle of the process.
+    pub fn has_handle(&self) -> bool {
+        self.process.borrow().is_some()
     }
 
     /// Whether stdin can be written to.
     pub fn takes_writes(&self) -> bool {
-        self.plan.stdin && !self.is_input_over.get() && !self.is_forgotten.get() && self.process.borrow().is_some()
+        self.plan.stdin && !self.is_input_over.get() && !self.is_forgotten.get() && self.has_handle()
+    }
+
+    /// More time has passed than closed processes are kept.
+    pub fn age(&self) {
+        self.is_forgotten.set(self.is_forgotten.get() || self.ledger.borrow().closed);
     }
 
     /// Compares what the child has read with what was written. Called after every step.
@@ -260,55 +239,4 @@ impl UserProcess {
             violation!(self, Start, "was killed ({:?}) and nobody asked for it", record.signals);
         }
     }
-}
-
-/// Follows a process of another session with the real client.
-pub fn follow(
-    user: &User,
-    client: Client,
-    other: &Rc<UserProcess>,
-    session: exec_server_client::protocol::SessionId,
-    hold: bool,
-) {
-    let (trace, records) = (user.context.trace.clone(), user.context.records.clone());
-    let who = format!("{} {}", user.name, if hold { "holds" } else { "observes" });
-    let mut ledger = Ledger::new(who, other.name.clone(), other.plan.clone(), trace.clone(), records).late();
-    if hold {
-        user.context.records.with(&other.name, |record| record.followers += 1);
-    } else {
-        ledger = ledger.observing();
-    }
-    let options = exec_server_client::Attach { session_id: Some(session), after: 0, hold };
-    let (id, other, tasks) = (other.name.clone().into(), other.clone(), user.tasks.clone());
-    let dialer = user.dialer.clone();
-    let link = dialer.dialled();
-    let history = user.history.clone();
-    let mut rng: Rng = user.rng.clone();
-    user.call(
-        format!("attaches to {} (hold: {hold})", other.name),
-        async move { client.attach(&id, options).await },
-        move |result| {
-            let Ok(process) = result else { return };
-            let mut events = process.events();
-            let lasts = Duration::from_millis(rng.within(100..20_000));
-            tasks.spawn(&trace.clone(), async move {
-                let reading = async {
-                    while let Some(event) = events.next().await {
-                        match event {
-                            Event::Failed(Error::Server { .. }) => return,
-                            Event::Failed(error) => return history.check_error("follows", &error),
-                            event => {
-                                ledger.may_miss |= dialer.dialled() > link; // A hold ends with its connection.
-                                ledger.take(&event, other.kill_requested.get());
-                            }
-                        }
-                    }
-                    trace.count(if hold { Branch::Held } else { Branch::Observed });
-                };
-                // Stop after a while: output must not be held forever.
-                tokio::time::timeout(lasts, reading).await.ok();
-                drop(process);
-            });
-        },
-    );
 }

@@ -1,19 +1,8 @@
 //! The operations of a program with the real client, one per step.
 
-use std::{rc::Rc, time::Duration};
+use exec_server_client::{Attach, Event, Process, protocol::SessionId};
 
-use exec_server_client::{
-    Attach, Error,
-    protocol::{failure::Kind, process as wire},
-};
-
-use crate::{
-    branch::Branch,
-    plans,
-    trace::violation,
-    user::User,
-    user_process::{self, UserProcess},
-};
+use crate::{ledger::Ledger, plans, prelude::*, user_process::UserProcess};
 
 /// The maximum number of processes that one program starts.
 const PROCESSES_MAX: usize = 6;
@@ -41,10 +30,7 @@ impl User {
             50..53 => self.close_stdin(),
             53..60 => self.terminate_or_signal(),
             60..64 => self.change_pace(),
-            64..68 => self
-                .pick(|user_process| user_process.process.borrow().is_some())
-                .into_iter()
-                .for_each(|user_process| user_process.read_again()),
+            64..68 => self.pick(UserProcess::has_handle).iter().for_each(UserProcess::read_again),
             68..72 => self.read_at_random(),
             72..76 => self.query_server(),
             76..78 => self.forget(),
@@ -96,7 +82,7 @@ impl User {
         let Some(client) = self.client.clone() else { return };
         for user_process in self.processes.values() {
             user_process.enter(self);
-            if user_process.is_settled() || user_process.process.borrow().is_some() {
+            if user_process.is_settled() || user_process.has_handle() {
                 continue;
             }
             // The start may have been requested by the killed program, so it is unknown whether the process exists.
@@ -130,6 +116,13 @@ impl User {
         (!fitting.is_empty()).then(|| fitting[self.rng.index(fitting.len())].clone())
     }
 
+    /// A random process of those that fit and have a handle.
+    fn pick_running(&mut self, fits: impl Fn(&UserProcess) -> bool) -> Option<(Rc<UserProcess>, Process)> {
+        let picked = self.pick(|user_process| user_process.has_handle() && fits(user_process))?;
+        let process = picked.process.borrow().clone()?;
+        Some((picked, process))
+    }
+
     fn write(&mut self) {
         if let Some(user_process) = self.pick(UserProcess::takes_writes) {
             let len = *self.rng.pick(&[1, 10, 500, 5000, 60_000, 200_000]);
@@ -154,12 +147,7 @@ impl User {
 
     fn terminate_or_signal(&mut self) {
         let grace = Duration::from_millis(self.rng.within(0..3000));
-        let Some(user_process) =
-            self.pick(|user_process| user_process.process.borrow().is_some() && !user_process.is_over())
-        else {
-            return;
-        };
-        let Some(process) = user_process.process.borrow().clone() else { return };
+        let Some((user_process, process)) = self.pick_running(|user_process| !user_process.is_over()) else { return };
         let name = user_process.name.clone();
         match self.rng.within(0..5) {
             0 if user_process.plan.tty => {
@@ -188,12 +176,8 @@ impl User {
 
     fn read_at_random(&mut self) {
         let wait = Duration::from_millis(*self.rng.pick(&[0, 0, 200, 3000]));
-        let Some(user_process) =
-            self.pick(|user_process| user_process.process.borrow().is_some() && !user_process.is_forgotten.get())
-        else {
-            return;
-        };
-        let Some(process) = user_process.process.borrow().clone() else { return };
+        let picked = self.pick_running(|user_process| !user_process.is_forgotten.get());
+        let Some((user_process, process)) = picked else { return };
         let after = user_process.ledger.borrow().position;
         self.expect(format!("read {} after {after}", user_process.name), GONE, async move {
             process.read(after, Some(10_000), wait).await
@@ -212,23 +196,52 @@ impl User {
     fn forget(&mut self) {
         let is_due =
             |user_process: &UserProcess| user_process.ledger.borrow().closed && !user_process.is_forgotten.get();
-        let picked = self.pick(is_due);
-        if let Some((user_process, process)) =
-            picked.and_then(|user_process| Some((user_process.clone(), user_process.process.borrow().clone()?)))
-        {
-            user_process.is_forgotten.set(true);
-            self.expect(format!("forget {}", user_process.name), GONE, async move { process.forget().await });
-        }
+        let Some(user_process) = self.pick(is_due) else { return };
+        let Some(process) = user_process.process.borrow().clone() else { return };
+        user_process.is_forgotten.set(true);
+        self.expect(format!("forget {}", user_process.name), GONE, async move { process.forget().await });
     }
 
     /// Follows a process of another program.
-    pub fn follow(&mut self, other: &Rc<UserProcess>, session: exec_server_client::protocol::SessionId) {
+    pub fn follow(&mut self, other: Rc<UserProcess>, session: SessionId) {
         let hold = self.rng.chance(50);
-        if let Some(client) = self.client.clone()
-            && other.plan.is_single()
-        {
-            user_process::follow(self, client, other, session, hold);
+        let Some(client) = self.client.clone().filter(|_| other.plan.is_single()) else { return };
+        let who = format!("{} {}", self.name, if hold { "holds" } else { "observes" });
+        let mut ledger = Ledger::new(who, &other.name, &other.plan, &self.context);
+        ledger.is_late = true;
+        if hold {
+            self.context.records.with(&other.name, |record| record.followers += 1);
+        } else {
+            ledger = ledger.observing();
         }
+        let options = Attach { session_id: Some(session), after: 0, hold };
+        let (id, what) = (other.name.clone().into(), format!("attaches to {} (hold: {hold})", other.name));
+        let (trace, tasks, history) = (self.context.trace.clone(), self.tasks.clone(), self.history.clone());
+        let (dialer, mut rng) = (self.dialer.clone(), self.rng.clone());
+        let link = dialer.dialled();
+        self.call(what, async move { client.attach(&id, options).await }, move |result| {
+            let Ok(process) = result else { return };
+            let mut events = process.events();
+            let lasts = Duration::from_millis(rng.within(100..20_000));
+            tasks.spawn(&trace.clone(), async move {
+                let reading = async {
+                    while let Some(event) = events.next().await {
+                        match event {
+                            Event::Failed(Error::Server { .. }) => return,
+                            Event::Failed(error) => return history.check_error("follows", &error),
+                            event => {
+                                ledger.may_miss |= dialer.dialled() > link; // A hold ends with its connection.
+                                ledger.take(&event, other.kill_requested.get());
+                            }
+                        }
+                    }
+                    trace.count(if hold { Branch::Held } else { Branch::Observed });
+                };
+                // Stop after a while: output must not be held forever.
+                tokio::time::timeout(lasts, reading).await.ok();
+                drop(process);
+            });
+        });
     }
 
     /// Ends the session and everything in it.
@@ -245,9 +258,7 @@ impl User {
             move |result| match result {
                 Ok(()) => {
                     trace.count(Branch::Ended);
-                    let lives =
-                        |name: &&String| records.with(name, |record| record.spawns > 0 && record.exit.is_none());
-                    if let Some(child) = processes.keys().find(lives) {
+                    if let Some(child) = processes.keys().find(|name| records.lives(name)) {
                         violation!(trace, Expiry, "{name}: {child} lives although its session was ended");
                     }
                 }

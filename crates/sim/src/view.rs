@@ -3,16 +3,10 @@
 //! It checks the promises R1 to R3: output bytes arrive once and in order, gaps are exact to the byte, there is one exit with the right
 //! code, there is one close and it is last, and stdin arrives exactly once and in order. Does not depend on connections.
 
-use std::collections::BTreeMap;
-
-use exec_server_protocol::base64;
-use serde_json::Value;
-
 use crate::{
-    branch::Branch,
-    child::{ChildRecord, ChildRecords, ScriptStep, text},
+    child::{ChildRecord, ChildRecords, ScriptStep},
+    prelude::*,
     stdin::{Write, WriteOutcome},
-    trace::{Invariant, Trace, violation},
 };
 
 /// How to start a process.
@@ -105,9 +99,9 @@ pub struct ProcessView {
 
 impl ProcessView {
     /// A process whose start is about to be requested.
-    pub fn new(name: String, plan: Plan, trace: Trace, records: ChildRecords) -> Self {
+    pub fn new(name: &str, plan: Plan, context: &WorldContext) -> Self {
         Self {
-            name,
+            name: name.to_owned(),
             plan,
             start: StartState::Asked(0),
             last: 0,
@@ -125,8 +119,8 @@ impl ProcessView {
             gaps: 0,
             chunks: BTreeMap::new(),
             checked: 0,
-            trace,
-            records,
+            trace: context.trace.clone(),
+            records: context.records.clone(),
         }
     }
 
@@ -234,9 +228,7 @@ impl ProcessView {
         let begins = match self.chunks.get(&from) {
             Some((_, at, _)) => *at,
             None if from == self.last + 1 => self.taken[0],
-            None => {
-                return violation!(self, Gap, "gap from {from} where {} was the last number", self.last);
-            }
+            None => return violation!(self, Gap, "gap from {from} where {} was the last number", self.last),
         };
         let Some(missed) = (begins + bytes).checked_sub(self.taken[0]) else {
             return violation!(self, Gap, "gap {gap} ends before {}, which was taken", self.taken[0]);

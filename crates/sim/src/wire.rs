@@ -3,22 +3,19 @@
 //! Owns two tasks, which end with it. Messages are queued in order until the link accepts them. The queue is limited by the few requests
 //! that the model client makes.
 
-use std::{cell::RefCell, collections::VecDeque, rc::Rc};
-
 use bytes::Bytes;
 use exec_server_protocol::limits;
-use exec_server_rpc::{ByteStream, Framing, InboundFrame, Outbox, Receiver, WebSocketRole};
-use serde_json::Value;
+use exec_server_rpc::{Framing, InboundFrame, Outbox, Receiver, WebSocketRole};
 use tokio::{sync::Notify, task::JoinSet};
 
-/// Receives the messages and events of a connection.
-pub trait MessageHandler: 'static {
-    /// A message arrived.
-    fn on_message(&self, connection: u32, message: Value);
-    /// A ping arrived.
-    fn on_ping(&self, connection: u32);
-    /// The connection has ended. `why` is the reason.
-    fn on_end(&self, connection: u32, why: &str);
+use crate::prelude::*;
+
+/// What arrives on a connection.
+pub enum Arrival {
+    Message(Value),
+    Ping,
+    /// The end of the connection, with its reason. Nothing follows.
+    End(String),
 }
 
 /// The sending side of a connection. Owns the tasks of both sides.
@@ -39,11 +36,11 @@ enum OutgoingFrame {
     Pong(Bytes),
 }
 
-const FRAMING: Framing = Framing::WebSocket { role: WebSocketRole::Client, max: limits::MESSAGE_BYTES };
+pub const FRAMING: Framing = Framing::WebSocket { role: WebSocketRole::Client, max: limits::MESSAGE_BYTES };
 
 impl WireConnection {
     /// Starts to send and to receive.
-    pub fn new(number: u32, stream: ByteStream, handler: impl MessageHandler) -> Self {
+    pub fn new(stream: ByteStream, handle: impl Fn(Arrival) + 'static) -> Self {
         let queue = Rc::new(SendQueue::default());
         let mut tasks = JoinSet::new();
         let ByteStream { reader, mut writer, leftover, .. } = stream;
@@ -69,15 +66,15 @@ impl WireConnection {
             loop {
                 match receiver.recv().await {
                     Ok(InboundFrame::Message(text)) => match serde_json::from_slice(&text) {
-                        Ok(message) => handler.on_message(number, message),
-                        Err(error) => return handler.on_end(number, &format!("not JSON: {error}")),
+                        Ok(message) => handle(Arrival::Message(message)),
+                        Err(error) => return handle(Arrival::End(format!("not JSON: {error}"))),
                     },
                     Ok(InboundFrame::Ping(payload)) => {
-                        handler.on_ping(number);
+                        handle(Arrival::Ping);
                         incoming.push(OutgoingFrame::Pong(payload));
                     }
                     Ok(InboundFrame::Pong(_)) => {}
-                    Err(closed) => return handler.on_end(number, &closed.to_string()),
+                    Err(closed) => return handle(Arrival::End(closed.to_string())),
                 }
             }
         });

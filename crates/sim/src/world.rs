@@ -3,39 +3,20 @@
 //! The world owns the order of operations. Each step is one operation and some time. After each step it checks the invariants that no event
 //! reports. At the end everything must have been delivered.
 
-use std::{
-    cell::RefCell,
-    io,
-    rc::Rc,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use exec_server_holder::HolderLimits;
 use exec_server_server::core::Config;
-use tokio::{
-    task::LocalSet,
-    time::{Instant, sleep},
-};
+use tokio::task::LocalSet;
 
 use crate::{
-    branch::Branch,
-    client::{AttachMode, ClientKind, ModelClient},
     client_files::ClientFiles,
-    context::WorldContext,
     holders::Holders,
     idle_gate::IdleGate,
     legacy_client::LegacyClient,
-    link::{LinkQuality, SimLink},
+    prelude::*,
     rival::Rival,
-    rng::Rng,
-    server::Server,
     trace::{Counters, Recording, Sent},
-    user::User,
-    view::ProcessView,
 };
 
 /// The result of a world.
@@ -91,7 +72,6 @@ pub(crate) struct World {
     pub(crate) users: Vec<User>,
     pub(crate) legacy_clients: Vec<Rc<RefCell<LegacyClient>>>,
     pub(crate) rivals: Vec<Rival>,
-    pub(crate) next_client: u32,
     pub(crate) next_process: u32,
     /// Children write more than their logs may hold.
     pub(crate) is_heavy: bool,
@@ -109,7 +89,7 @@ impl World {
             disk_quota_bytes,
             free_floor_bytes: 0,
             free_floor_percent: 0,
-            ttl_ms: 120_000,
+            ttl_ms: SESSION_TTL_MS,
             // Disable archiving: a world has no server that serves archived sessions from files.
             archive_after_ms: exec_server_holder::control::TTL_NONE,
             ..HolderLimits::default()
@@ -143,7 +123,6 @@ impl World {
             users: Vec::new(),
             legacy_clients: Vec::new(),
             rivals: Vec::new(),
-            next_client: 0,
             next_process: 0,
             is_heavy: has_disk,
             has_disk,
@@ -179,8 +158,7 @@ impl World {
 
     fn new_client(&mut self) -> Rc<RefCell<ModelClient>> {
         let kind = if self.rng.chance(65) { ClientKind::Acknowledges } else { ClientKind::Reference };
-        let name = format!("c{}", self.next_client);
-        self.next_client += 1;
+        let name = format!("c{}", self.clients.len() + self.retired.len());
         let client = ModelClient::new(name, kind, self.server.clone(), self.context.clone(), self.rng.fork());
         let mut state = client.borrow_mut();
         state.files = ClientFiles::new(self.holders.files_dir(&state.name));

@@ -1,16 +1,6 @@
 //! The end of a world: all faults are repaired, everything must be delivered, and nothing may be left over.
 
-use std::{io, time::Duration};
-
-use crate::{
-    branch::Branch,
-    client::{AttachMode, ClientKind},
-    link::LinkQuality,
-    trace::violation,
-    user::User,
-    view::StartState,
-    world::World,
-};
+use crate::{prelude::*, user_process::UserProcess, world::World};
 
 /// Time limit for everything after the repair. Longer than every script, timeout and grace period.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -45,7 +35,7 @@ impl World {
 
     fn check_ends(&mut self) {
         for client in &self.clients {
-            client.borrow_mut().views.values_mut().for_each(crate::view::ProcessView::check_end);
+            client.borrow_mut().views.values_mut().for_each(ProcessView::check_end);
         }
         self.users.iter().flat_map(|user| user.processes.values()).for_each(|user_process| user_process.check_end());
         self.count_records();
@@ -57,7 +47,7 @@ impl World {
             client.borrow_mut().drop_connections(false);
         }
         // A dropped connection that requested the session may still get it, until the server notices that the connection is gone.
-        tokio::time::sleep(Duration::from_secs(4)).await;
+        sleep(Duration::from_secs(4)).await;
         for index in 0..self.clients.len() {
             // A client whose session has ended connects a second time, with a new session.
             for _ in 0..2 {
@@ -88,25 +78,17 @@ impl World {
                 let down = world.users.iter_mut().filter(|user| user.client.is_none() || user.is_lost());
                 down.for_each(User::reopen);
                 // Processes that are being started or attached have no handle yet, so their stdin could not be closed.
-                let has_all = |user: &User| {
-                    user.processes
-                        .values()
-                        .all(|user_process| user_process.is_settled() || user_process.process.borrow().is_some())
-                };
-                world.users.iter().all(|user| user.is_up() && has_all(user))
+                let is_ready = |user_process: &Rc<UserProcess>| user_process.is_settled() || user_process.has_handle();
+                world.users.iter().all(|user| user.is_up() && user.processes.values().all(is_ready))
             })
             .await;
         if !reconnected && let Some(user) = self.users.iter().find(|user| !user.is_up()) {
             return violation!(user, Answered, "is not connected at the end");
         }
         for user in &self.users {
-            let open: Vec<_> = user
-                .processes
-                .values()
-                .filter(|user_process| user_process.plan.stdin && !user_process.is_over())
-                .cloned()
-                .collect();
-            open.iter().for_each(|user_process| user_process.close_stdin(user));
+            for user_process in user.processes.values().filter(|process| process.plan.stdin && !process.is_over()) {
+                user_process.close_stdin(user);
+            }
         }
     }
 
@@ -143,7 +125,7 @@ impl World {
                 is_lost
                     || all_received
                         && users.all(|user| {
-                            user.pending.first().is_none()
+                            user.pending.borrow().is_empty()
                                 && user.processes.values().all(|user_process| user_process.is_over())
                         })
                         && legacy_clients.all(|legacy_client| legacy_client.borrow().first_pending_call().is_none())
@@ -159,14 +141,15 @@ impl World {
             }
         }
         for user in &self.users {
-            if let Some(call) = user.pending.first() {
+            if let Some(call) = user.pending.borrow().first() {
                 violation!(user, Answered, "never answered: {call}");
             }
         }
-        if let Some(call) =
-            self.legacy_clients.iter().find_map(|legacy_client| legacy_client.borrow().first_pending_call())
-        {
-            violation!(self.context.trace, Answered, "never answered: {call}");
+        for legacy_client in &self.legacy_clients {
+            let legacy_client = legacy_client.borrow();
+            if let Some(call) = legacy_client.first_pending_call() {
+                violation!(legacy_client, Answered, "never answered: {call}");
+            }
         }
     }
 
@@ -201,18 +184,17 @@ impl World {
             .until(PATIENCE, |world| {
                 let mut stay = world.clients.iter().enumerate().filter(|(index, _)| !leaving.contains(index));
                 stay.all(|(_, client)| client.borrow().ended)
-                    && world.users.iter().all(|user| user.pending.first().is_none())
+                    && world.users.iter().all(|user| user.pending.borrow().is_empty())
             })
             .await;
         if !ended {
             return violation!(self.context.trace, Answered, "a session does not end");
         }
         // Wait longer than any session's time-to-live, including sessions whose client never received the id.
-        let longest = leaving.iter().map(|index| self.clients[*index].borrow().ttl_ms).max().unwrap_or(120_000);
         // If the server crashed, the session of a first-generation client has the same time-to-live as that of a client without
         // capabilities.
-        let of_legacy_clients = if self.legacy_clients.is_empty() { 0 } else { 600_000 };
-        tokio::time::sleep(Duration::from_millis(longest.max(of_legacy_clients) + 5000)).await;
+        let longest = if self.legacy_clients.is_empty() { SESSION_TTL } else { Duration::from_secs(600) };
+        sleep(longest + Duration::from_secs(5)).await;
         for index in leaving {
             self.clients[index].borrow_mut().refused = None;
             self.connect_over(index, AttachMode::TakeOver, LinkQuality::GOOD);
@@ -221,9 +203,7 @@ impl World {
             match client.refused.as_deref() {
                 Some("sessionExpired") => self.context.trace.count(Branch::Expired),
                 Some("holderLost" | "unknownSession") if client.holder_killed => {}
-                other => {
-                    violation!(client, Expiry, "its time is over, and a resume says {other:?}");
-                }
+                other => violation!(client, Expiry, "its time is over, and a resume says {other:?}"),
             }
         }
         for client in self.retired.iter().chain(&self.clients) {

@@ -1,18 +1,6 @@
 //! Operations that affect a whole world: users with the real client, rivals, crashes, killed holders, clock jumps, ended sessions.
 
-use std::{io, time::Duration};
-
-use tokio::time::sleep;
-
-use crate::{
-    branch::Branch,
-    legacy_client::LegacyClient,
-    link::{CutKind, LinkQuality, SimLink},
-    plans,
-    rival::Rival,
-    view::ProcessView,
-    world::World,
-};
+use crate::{legacy_client::LegacyClient, link::CutKind, plans, prelude::*, rival::Rival, world::World};
 
 /// The maximum number of first-generation clients in one world. If none is connected, another one is added in any case.
 const LEGACY_CLIENTS_MAX: usize = 4;
@@ -26,10 +14,10 @@ impl World {
         let index = self.rng.index(self.users.len());
         if self.users.len() > 1 && self.rng.chance(6) {
             let other = (index + 1) % self.users.len();
-            let picked = self.users[other]
-                .pick(|user_process| user_process.process.borrow().is_some() && !user_process.is_forgotten.get());
+            let picked =
+                self.users[other].pick(|user_process| user_process.has_handle() && !user_process.is_forgotten.get());
             if let Some((user_process, session)) = picked.zip(self.users[other].session.clone()) {
-                return self.users[index].follow(&user_process, session);
+                return self.users[index].follow(user_process, session);
             }
         }
         self.users[index].act(&mut self.next_process, self.is_heavy);
@@ -96,15 +84,14 @@ impl World {
 
     /// A rival takes the session of a user, disconnects, or sends requests before its handshake.
     fn rival(&mut self) {
-        let server = self.server.clone();
         match self.rng.within(0..3) {
             0 => drop(self.rivals.pop()),
-            1 => self.rivals.push(Rival::send_early(&self.context, |stream| server.accept(stream))),
+            1 => self.rivals.push(Rival::send_early(&self.context, &self.server)),
             _ => {
                 let Some(user) = self.users.iter().find(|user| user.session.is_some()) else { return };
                 let Some(session) = user.session.clone() else { return };
                 user.history.taken.set(true);
-                self.rivals.push(Rival::take(session.as_str(), &self.context, |stream| server.accept(stream)));
+                self.rivals.push(Rival::take(session.as_str(), &self.context, &self.server));
             }
         }
     }
@@ -136,14 +123,10 @@ impl World {
         self.context.trace.count(Branch::ClockJump);
         tokio::time::advance(by).await;
         if by > KEPT {
-            let closed = self.clients.iter().map(|client| client.borrow_mut());
-            for mut client in closed {
-                client.views.values_mut().for_each(ProcessView::age);
+            for client in &self.clients {
+                client.borrow_mut().views.values_mut().for_each(ProcessView::age);
             }
-            let processes = self.users.iter().flat_map(|user| user.processes.values());
-            processes
-                .filter(|user_process| user_process.ledger.borrow().closed)
-                .for_each(|user_process| user_process.is_forgotten.set(true));
+            self.users.iter().flat_map(|user| user.processes.values()).for_each(|user_process| user_process.age());
         }
     }
 
@@ -162,14 +145,13 @@ impl World {
     /// A client stays away longer than its session's time-to-live.
     async fn let_session_expire(&mut self) {
         let client = self.rng.index(self.clients.len());
-        let ttl_ms = {
+        {
             let mut client = self.clients[client].borrow_mut();
             client.trace(format_args!("stays away for too long"));
             client.views.values_mut().for_each(|view| view.kill_requested = true);
             client.drop_connections(false);
-            client.ttl_ms
-        };
-        sleep(Duration::from_millis(ttl_ms + 5000)).await;
-        self.connect(client, crate::client::AttachMode::Resume);
+        }
+        sleep(SESSION_TTL + Duration::from_secs(5)).await;
+        self.connect(client, AttachMode::Resume);
     }
 }

@@ -16,7 +16,7 @@ fn limits() -> HolderLimits {
 
 /// Creates a holder whose server allows archives, with a closed process that wrote a little more than one segment.
 fn ended(limits: HolderLimits) -> (HolderRig, u32, Vec<u8>) {
-    let mut rig = HolderRig::build(TestSpawner::default(), limits);
+    let mut rig = HolderRig::build(limits);
     rig.server.send(&ToHolder::AllowArchive);
     let (slot, bytes) = run_one(&mut rig, b"first");
     (rig, slot, bytes)
@@ -33,7 +33,7 @@ fn run_one(rig: &mut HolderRig, meta: &[u8]) -> (u32, Vec<u8>) {
     }
     driver.close_all();
     driver.exit(3);
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    rig.until_closed(slot);
     (slot, bytes)
 }
 
@@ -130,7 +130,7 @@ fn without_a_server_the_holder_exits_by_itself() {
 
 #[test]
 fn a_log_that_was_taken_completely_stays_known() {
-    let mut rig = HolderRig::build(TestSpawner::default(), limits());
+    let mut rig = HolderRig::build(limits());
     rig.server.send(&ToHolder::AllowArchive);
     let slot = rig.start(spec());
     rig.end_process(slot);
@@ -144,7 +144,7 @@ fn a_log_that_was_taken_completely_stays_known() {
 
 #[test]
 fn a_server_that_does_not_know_archives_keeps_its_holder() {
-    let mut rig = HolderRig::build(TestSpawner::default(), limits());
+    let mut rig = HolderRig::build(limits());
     let (slot, _) = run_one(&mut rig, b"id");
     detach(&mut rig);
     wait(&mut rig);

@@ -6,7 +6,7 @@ use rustix::fs::inotify;
 
 use crate::{
     prelude::*,
-    support::{SECRET, TestServer, config, pair},
+    support::{SECRET, TestServer, TestSpawner, config, pair},
 };
 use exec_server_holder::{
     Holder,

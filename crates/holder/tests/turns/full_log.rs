@@ -14,12 +14,6 @@ fn small(overflow: OverflowPolicy) -> StartSpec {
     StartSpec { cap_bytes: CAP, overflow, ..spec() }
 }
 
-fn limited(quota: u64) -> HolderRig {
-    let limits =
-        HolderLimits { disk_quota_bytes: quota, ttl_ms: TTL_NONE, free_floor_bytes: 0, ..HolderLimits::default() };
-    HolderRig::build(TestSpawner::default(), limits)
-}
-
 /// Writes as much as the pipe accepts.
 fn feed(driver: &ScriptDriver, data: &[u8], at: &mut usize) {
     while let Some(rest) = data.get(*at..).filter(|rest| !rest.is_empty()) {
@@ -68,7 +62,7 @@ fn feed_until_blocked(rig: &mut HolderRig, slot: u32, data: &[u8], at: &mut usiz
 
 #[test]
 fn full_log_of_an_attached_session_blocks_the_child_until_output_is_taken() {
-    let (mut rig, slot, data, mut at) = blocked_process(limited(1 << 30), 12 << 20, BlockReason::MemoryCap);
+    let (mut rig, slot, data, mut at) = blocked_process(HolderRig::limited(1 << 30), 12 << 20, BlockReason::MemoryCap);
     let retained = rig.server.log(slot).bytes.len();
     assert!(retained as u64 <= CAP && retained as u64 > CAP - MIB, "{retained}");
     let driver = rig.driver();
@@ -98,8 +92,8 @@ enum FullReason {
 fn on_a_full_log(full: FullReason) -> (HolderRig, u32, Vec<u8>, usize) {
     let (mut rig, slot, data, mut at) = match full {
         FullReason::Disk => on_a_full_disk(),
-        FullReason::Memory => blocked_process(limited(1 << 30), 12 << 20, BlockReason::MemoryCap),
-        FullReason::Quota => blocked_process(limited(3 * MIB), 12 << 20, BlockReason::Quota),
+        FullReason::Memory => blocked_process(HolderRig::limited(1 << 30), 12 << 20, BlockReason::MemoryCap),
+        FullReason::Quota => blocked_process(HolderRig::limited(3 * MIB), 12 << 20, BlockReason::Quota),
     };
     feed(&rig.driver(), &data, &mut at);
     for _ in 0..10 {
@@ -118,8 +112,7 @@ fn exit_of_a_blocked_child_is_reported_with_its_tail_whatever_is_full() {
         driver.die(9);
         driver.close_all();
         // Nothing is released: the end must not wait for that.
-        rig.until(|rig| rig.server.log(slot).closed.is_some());
-        let log = rig.server.log(slot);
+        let log = rig.until_closed(slot);
         assert!(log.bytes == data[..at], "{full:?}");
         assert_eq!((log.order.as_slice(), log.gap_bytes), (["output", "exited", "closed"].as_slice(), 0), "{full:?}");
         assert_eq!(blocked(&rig, slot), BlockReason::No, "{full:?}");
@@ -145,7 +138,7 @@ fn exit_is_reported_while_others_hold_a_full_log_and_the_close_when_they_are_gon
         assert_eq!(rig.server.log(slot).bytes.len(), exited, "{full:?}");
         assert_ne!(blocked(&rig, slot), BlockReason::No, "{full:?}");
         driver.close_all();
-        rig.until(|rig| rig.server.log(slot).closed.is_some());
+        rig.until_closed(slot);
         assert!(rig.server.log(slot).bytes == data[..at], "{full:?}");
         assert_eq!(rig.server.log(slot).order, ["output", "exited", "output", "closed"], "{full:?}");
     }
@@ -217,12 +210,12 @@ fn paused_stream_that_ends_is_read_to_its_end_and_causes_no_wake_up_afterwards()
     assert!(rig.server.log(slot).exit.is_none());
     assert!(rig.is_idle(), "nothing is left to do");
     driver.exit(0);
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    rig.until_closed(slot);
 }
 
 #[test]
 fn full_log_of_a_detached_session_is_spilled_and_read_back_completely() {
-    let mut rig = limited(1 << 30);
+    let mut rig = HolderRig::limited(1 << 30);
     let slot = rig.start(small(OverflowPolicy::Block));
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
     let (data, mut at, driver) = (pattern(12 << 20), 0, rig.driver());
@@ -245,7 +238,7 @@ fn full_log_of_a_detached_session_is_spilled_and_read_back_completely() {
 
 #[test]
 fn quota_blocks_and_attaching_keeps_to_the_memory_rule() {
-    let (mut rig, slot, data, mut at) = blocked_process(limited(3 * MIB), 12 << 20, BlockReason::Quota);
+    let (mut rig, slot, data, mut at) = blocked_process(HolderRig::limited(3 * MIB), 12 << 20, BlockReason::Quota);
     assert_eq!(rig.files().iter().filter(|name| name.ends_with(".seg")).count(), 3);
     rig.server.send(&ToHolder::Attach);
     rig.until(|rig| blocked(rig, slot) == BlockReason::MemoryCap);
@@ -261,7 +254,7 @@ fn quota_blocks_and_attaching_keeps_to_the_memory_rule() {
 
 #[test]
 fn blocked_child_is_read_again_when_its_client_leaves() {
-    let (mut rig, slot, data, at) = blocked_process(limited(1 << 30), 6 << 20, BlockReason::MemoryCap);
+    let (mut rig, slot, data, at) = blocked_process(HolderRig::limited(1 << 30), 6 << 20, BlockReason::MemoryCap);
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
     feed_to_end(&mut rig, slot, &data, at);
     assert!(rig.server.log(slot).bytes == data);
@@ -269,7 +262,7 @@ fn blocked_child_is_read_again_when_its_client_leaves() {
 
 #[test]
 fn raised_cap_lets_a_blocked_child_continue() {
-    let (mut rig, slot, data, at) = blocked_process(limited(1 << 30), 4 << 20, BlockReason::MemoryCap);
+    let (mut rig, slot, data, at) = blocked_process(HolderRig::limited(1 << 30), 4 << 20, BlockReason::MemoryCap);
     rig.server.send(&ToHolder::Cap { slot, bytes: 16 * MIB });
     feed_to_end(&mut rig, slot, &data, at);
     assert_eq!(blocked(&rig, slot), BlockReason::No);
@@ -278,7 +271,7 @@ fn raised_cap_lets_a_blocked_child_continue() {
 #[test]
 fn drop_oldest_never_blocks_and_counts_what_it_dropped() {
     for is_attached in [true, false] {
-        let mut rig = limited(3 * MIB);
+        let mut rig = HolderRig::limited(3 * MIB);
         let slot = rig.start(small(OverflowPolicy::DropOldest));
         if !is_attached {
             rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
@@ -317,7 +310,7 @@ fn on_a_full_disk() -> (HolderRig, u32, Vec<u8>, usize) {
         ttl_ms: TTL_NONE,
         ..HolderLimits::default()
     };
-    blocked_process(HolderRig::build(TestSpawner::default(), limits), 12 << 20, BlockReason::DiskFull)
+    blocked_process(HolderRig::build(limits), 12 << 20, BlockReason::DiskFull)
 }
 
 #[test]
@@ -367,7 +360,7 @@ fn spill_one(rig: &mut HolderRig) -> u32 {
 
 #[test]
 fn slot_is_reused_once_its_files_are_gone_and_the_manifest_says_so() {
-    let mut rig = limited(1 << 30);
+    let mut rig = HolderRig::limited(1 << 30);
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
     let (first, second) = (spill_one(&mut rig), spill_one(&mut rig));
     let is_of = |slot: u32, name: &str| name.starts_with(&format!("{slot}-"));
@@ -398,7 +391,7 @@ fn slot_is_reused_once_its_files_are_gone_and_the_manifest_says_so() {
 
 #[test]
 fn manifest_is_removed_with_the_last_file_and_comes_back_with_the_next() {
-    let mut rig = limited(1 << 30);
+    let mut rig = HolderRig::limited(1 << 30);
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
     let entries = |rig: &HolderRig| {
         let text = std::fs::read_to_string(rig.dir.path().join(MANIFEST_NAME)).expect("a manifest");

@@ -2,7 +2,7 @@
 
 pub(crate) use std::os::fd::AsFd;
 
-pub(crate) use crate::support::{HolderRig, MIB, MS, TestSpawner, open_dir, pattern, shell, spec};
+pub(crate) use crate::support::{HolderRig, MIB, MS, open_dir, pattern, shell, spec};
 pub(crate) use exec_server_holder::{
     HolderConfig, HolderLimits,
     control::{CommandStatus, FromHolder, OverflowPolicy, StartSpec, TTL_NONE, ToHolder, WriteStatus},

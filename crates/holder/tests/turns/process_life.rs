@@ -16,8 +16,7 @@ fn output_exit_and_close_arrive_in_order() {
     driver.write_stdout(b"late").expect("a grandchild holds the pipe");
     rig.until(|rig| rig.server.log(slot).bytes.ends_with(b"late"));
     driver.close_all();
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
-    let log = rig.server.log(slot);
+    let log = rig.until_closed(slot);
     assert_eq!(log.order, ["output", "exited", "output", "closed"]);
     assert_eq!((log.exit.expect("exited").code, log.closed), (3, Some((10, 0))));
     assert_eq!(rig.status(slot).closed_seq, Some(5));
@@ -27,8 +26,7 @@ fn output_exit_and_close_arrive_in_order() {
 fn real_child_delivers_both_streams_its_code_and_usage() {
     let mut rig = HolderRig::real();
     let slot = rig.start(shell("printf out; printf err >&2; exit 5"));
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
-    let log = rig.server.log(slot);
+    let log = rig.until_closed(slot);
     let mut bytes = log.bytes.clone();
     bytes.sort_unstable();
     assert_eq!(bytes, b"eorrtu");
@@ -67,8 +65,7 @@ fn consecutive_starts_are_answered_in_order_and_before_later_commands() {
     assert_eq!(slots.len(), 17);
     for (expected, (number, is_its_own, slot)) in (0..).zip(slots) {
         assert!(is_its_own && slot == expected, "start {number} is in slot {slot}");
-        rig.until(|rig| rig.server.log(slot).closed.is_some());
-        let said = &rig.server.log(slot).bytes;
+        let said = &rig.until_closed(slot).bytes;
         // The second process may be killed before it writes anything.
         let is_whole = *said == format!("{number}\n").as_bytes();
         assert!(is_whole || (number == 1 && said.is_empty()), "start {number}: {said:?}");
@@ -93,8 +90,7 @@ fn terminal_output_written_before_the_exit_comes_before_it() {
     let mut rig = HolderRig::real();
     let tty = Some(TerminalSize { rows: 40, cols: 132 });
     let slot = rig.start(StartSpec { tty, ..shell("stty size; exit 7") });
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
-    let log = rig.server.log(slot);
+    let log = rig.until_closed(slot);
     assert_eq!(log.bytes, b"40 132\r\n");
     assert_eq!(log.order, ["output", "exited", "closed"]);
     assert_eq!(log.exit.expect("exited").code, 7);
@@ -123,8 +119,7 @@ fn start_larger_than_a_datagram_travels_in_a_memfd() {
     let mut rig = HolderRig::real();
     let long = "x".repeat(100_000);
     let slot = rig.start(StartSpec { env: vec![format!("LONG={long}").into_bytes()], ..shell("printf %s \"$LONG\"") });
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
-    assert_eq!(rig.server.log(slot).bytes, long.as_bytes());
+    assert_eq!(rig.until_closed(slot).bytes, long.as_bytes());
 }
 
 #[test]
@@ -139,8 +134,7 @@ fn timeout_kills_keeps_the_output_and_names_the_cause() {
     rig.turn();
     assert!(driver.signals().is_empty());
     rig.now = 500 * MS;
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
-    let log = rig.server.log(slot);
+    let log = rig.until_closed(slot);
     assert_eq!((log.bytes.as_slice(), log.exit.expect("exited").cause), (&b"partial"[..], ExitCause::Timeout));
     assert_eq!(driver.signals(), [libc::SIGKILL]);
 }
@@ -157,8 +151,7 @@ fn output_pushes_the_idle_timeout_ahead() {
     }
     assert!(driver.signals().is_empty());
     rig.now = 4 * 90 * MS + 100 * MS;
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
-    assert_eq!(rig.server.log(slot).exit.expect("exited").cause, ExitCause::IdleTimeout);
+    assert_eq!(rig.until_closed(slot).exit.expect("exited").cause, ExitCause::IdleTimeout);
 }
 
 #[test]
@@ -173,8 +166,7 @@ fn terminate_sends_sigterm_first_and_kills_when_the_grace_is_over() {
     rig.turn();
     assert_eq!(driver.signals(), [libc::SIGTERM]);
     rig.now = 200 * MS;
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
-    let exit = rig.server.log(slot).exit.expect("exited");
+    let exit = rig.until_closed(slot).exit.expect("exited");
     assert_eq!((exit.code, exit.cause), (137, ExitCause::Terminated));
     assert_eq!(driver.signals(), [libc::SIGTERM, libc::SIGKILL]);
 }
@@ -188,7 +180,7 @@ fn terminate_without_grace_kills_at_once_even_within_a_grace() {
     assert_eq!(rig.request(|req| ToHolder::Terminate { req, slot, grace_ms: Some(60_000) }), CommandStatus::Ok);
     assert_eq!(rig.request(|req| ToHolder::Terminate { req, slot, grace_ms: None }), CommandStatus::Ok);
     assert_eq!(driver.signals(), [libc::SIGTERM, libc::SIGKILL]);
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    rig.until_closed(slot);
     assert_eq!(rig.request(|req| ToHolder::Terminate { req, slot, grace_ms: None }), CommandStatus::NotRunning);
 }
 
@@ -198,8 +190,7 @@ fn orderly_exit_after_our_sigterm_counts_as_terminated() {
     let slot = rig.start(shell("trap 'exit 3' TERM; echo ready; while :; do sleep 0.01; done"));
     rig.until(|rig| rig.server.log(slot).bytes == b"ready\n");
     assert_eq!(rig.request(|req| ToHolder::Terminate { req, slot, grace_ms: Some(10_000) }), CommandStatus::Ok);
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
-    let exit = rig.server.log(slot).exit.expect("exited");
+    let exit = rig.until_closed(slot).exit.expect("exited");
     assert_eq!((exit.code, exit.signal, exit.cause), (3, None, ExitCause::Terminated));
 }
 
@@ -211,8 +202,7 @@ fn terminate_reaches_descendants_that_hold_the_streams_of_a_dead_leader() {
     assert!(rig.server.log(slot).closed.is_none());
     assert_eq!(rig.request(|req| ToHolder::Signal { req, slot, signal: libc::SIGINT }), CommandStatus::NotRunning);
     assert_eq!(rig.request(|req| ToHolder::Terminate { req, slot, grace_ms: None }), CommandStatus::StreamsHeld);
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
-    assert_eq!(rig.server.log(slot).exit.expect("exited").code, 0);
+    assert_eq!(rig.until_closed(slot).exit.expect("exited").code, 0);
 }
 
 #[test]
@@ -221,8 +211,7 @@ fn output_in_the_pipe_at_a_kill_is_delivered() {
     let slot = rig.start(shell("head -c 50000 /dev/zero; touch done; sleep 1000"));
     rig.until(|rig| !rig.server.log(slot).bytes.is_empty());
     assert_eq!(rig.request(|req| ToHolder::Terminate { req, slot, grace_ms: None }), CommandStatus::Ok);
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
-    let log = rig.server.log(slot);
+    let log = rig.until_closed(slot);
     let exit = log.exit.expect("exited");
     assert_eq!((exit.code, exit.signal, exit.cause), (137, Some(9), ExitCause::Terminated));
     assert_eq!(log.closed, Some((log.bytes.len() as u64, 0)));
@@ -273,7 +262,7 @@ fn nothing_is_announced_after_the_last_event() {
     driver.exit(0);
     driver.write_stdout(b"x").expect("room");
     driver.close_all();
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
+    rig.until_closed(slot);
     for _ in 0..5 {
         rig.turn();
     }

@@ -38,9 +38,7 @@ static DATA: LazyLock<Vec<u8>> = LazyLock::new(|| pattern(24 << 20));
 const PATIENCE: usize = 40;
 
 fn check(overflow: OverflowPolicy, quota: u64, ops: Vec<HolderOp>) -> Result<(), TestCaseError> {
-    let limits =
-        HolderLimits { disk_quota_bytes: quota, free_floor_bytes: 0, ttl_ms: TTL_NONE, ..HolderLimits::default() };
-    let mut rig = HolderRig::build(TestSpawner::default(), limits);
+    let mut rig = HolderRig::limited(quota);
     let slot = rig.start(StartSpec { cap_bytes: MIB, overflow, ..spec() });
     let (driver, data, mut at, mut epoch) = (rig.driver(), &*DATA, 0, 1);
     for op in ops {
@@ -70,8 +68,7 @@ fn check(overflow: OverflowPolicy, quota: u64, ops: Vec<HolderOp>) -> Result<(),
     driver.exit(0);
     driver.close_all();
     // Nothing is released from now on: the end of a process must not wait for readers.
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
-    let log = rig.server.log(slot);
+    let log = rig.until_closed(slot);
     let (written, dropped) = log.closed.expect("closed");
     prop_assert_eq!(written, at as u64);
     prop_assert_eq!(log.bytes.len() as u64 + log.gap_bytes, written);

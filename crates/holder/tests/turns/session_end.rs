@@ -1,6 +1,6 @@
 //! The lease and the end of the session.
 
-use crate::prelude::*;
+use crate::{prelude::*, support::TestSpawner};
 use exec_server_holder::{
     ChildRestrictions,
     cgroup::SessionCgroup,

@@ -163,8 +163,7 @@ fn close_waits_for_the_part_that_is_being_written() {
     rig.server.send(&ToHolder::CloseStdin { req: close, slot });
     assert_eq!(rig.written(second).0, WriteStatus::Accepted);
     assert_eq!(rig.answer(close), CommandStatus::Ok);
-    rig.until(|rig| rig.server.log(slot).closed.is_some());
-    assert_eq!(rig.server.log(slot).bytes.trim_ascii(), b"112000");
+    assert_eq!(rig.until_closed(slot).bytes.trim_ascii(), b"112000");
 }
 
 #[test]

@@ -265,18 +265,26 @@ impl LogView {
 
 impl HolderRig {
     pub(crate) fn scripted() -> Self {
-        Self::build(TestSpawner::default(), HolderLimits { ttl_ms: 1000, ..HolderLimits::default() })
+        Self::build(HolderLimits { ttl_ms: 1000, ..HolderLimits::default() })
     }
 
     pub(crate) fn real() -> Self {
         let limits = HolderLimits { ttl_ms: control::TTL_NONE, ..HolderLimits::default() };
-        let mut rig = Self::build(TestSpawner { is_real: true, ..TestSpawner::default() }, limits);
+        let source = TestSpawner { is_real: true, ..TestSpawner::default() };
+        let mut rig = Self::confined(source, limits, ChildRestrictions::default());
         rig.tick = MS;
         rig
     }
 
-    pub(crate) fn build(source: TestSpawner, limits: HolderLimits) -> Self {
-        Self::confined(source, limits, ChildRestrictions::default())
+    /// With scripted children, without an end, and with this much room on the disk.
+    pub(crate) fn limited(quota: u64) -> Self {
+        let limits = HolderLimits { disk_quota_bytes: quota, free_floor_bytes: 0, ..HolderLimits::default() };
+        Self::build(HolderLimits { ttl_ms: control::TTL_NONE, ..limits })
+    }
+
+    /// With scripted children.
+    pub(crate) fn build(limits: HolderLimits) -> Self {
+        Self::confined(TestSpawner::default(), limits, ChildRestrictions::default())
     }
 
     pub(crate) fn confined(source: TestSpawner, limits: HolderLimits, confine: ChildRestrictions) -> Self {
@@ -319,7 +327,7 @@ impl HolderRig {
     pub(crate) fn end_process(&mut self, slot: u32) {
         self.driver().exit(0);
         self.driver().close_all();
-        self.until(|rig| rig.server.log(slot).closed.is_some());
+        self.until_closed(slot);
     }
 
     /// Sends requests without reading the answers, until the holder stops reading: socket and queue are full.
@@ -364,18 +372,30 @@ impl HolderRig {
         }
     }
 
+    /// Waits for the close of a log.
+    #[track_caller]
+    pub(crate) fn until_closed(&mut self, slot: u32) -> &LogView {
+        self.until(|rig| rig.server.log(slot).closed.is_some());
+        self.server.log(slot)
+    }
+
     /// Waits for the first message that matches. Drops the messages before it.
     #[track_caller]
     pub(crate) fn until_message(&mut self, mut is_it: impl FnMut(&FromHolder) -> bool) -> FromHolder {
+        self.until_some(|message| is_it(&message).then_some(message))
+    }
+
+    /// Waits for the first message of which `pick` makes something. Drops the messages before it.
+    #[track_caller]
+    pub(crate) fn until_some<T>(&mut self, mut pick: impl FnMut(FromHolder) -> Option<T>) -> T {
         let mut found = None;
         self.until(|rig| {
-            while let Some(message) = rig.server.inbox.pop_front() {
-                if is_it(&message) {
-                    found = Some(message);
-                    return true;
-                }
+            while found.is_none()
+                && let Some(message) = rig.server.inbox.pop_front()
+            {
+                found = pick(message);
             }
-            false
+            found.is_some()
         });
         found.expect("found above")
     }
@@ -385,14 +405,11 @@ impl HolderRig {
     pub(crate) fn start(&mut self, spec: StartSpec) -> u32 {
         let req = self.server.req();
         self.server.send(&ToHolder::Start { req, spec });
-        let is_it = |message: &FromHolder| {
-            use FromHolder::{StartFailed, Started};
-            matches!(message, Started { req: answered, .. } | StartFailed { req: answered, .. } if *answered == req)
-        };
-        match self.until_message(is_it) {
-            FromHolder::Started { slot, .. } => slot,
-            other => panic!("not started: {other:?}"),
-        }
+        self.until_some(|message| match message {
+            FromHolder::Started { req: answered, slot, .. } if answered == req => Some(slot),
+            FromHolder::StartFailed { req: answered, .. } if answered == req => panic!("not started: {message:?}"),
+            _ => None,
+        })
     }
 
     pub(crate) fn driver(&self) -> ScriptDriver {
@@ -409,23 +426,19 @@ impl HolderRig {
 
     #[track_caller]
     pub(crate) fn answer(&mut self, req: u32) -> CommandStatus {
-        let is_it =
-            |message: &FromHolder| matches!(message, FromHolder::Done { req: answered, .. } if *answered == req);
-        match self.until_message(is_it) {
-            FromHolder::Done { status, .. } => status,
-            _ => unreachable!("only `Done` fits"),
-        }
+        self.until_some(|message| match message {
+            FromHolder::Done { req: answered, status } if answered == req => Some(status),
+            _ => None,
+        })
     }
 
     /// Waits for the answer to a write.
     #[track_caller]
     pub(crate) fn written(&mut self, req: u32) -> (WriteStatus, u64) {
-        let is_it =
-            |message: &FromHolder| matches!(message, FromHolder::Written { req: answered, .. } if *answered == req);
-        match self.until_message(is_it) {
-            FromHolder::Written { status, done, .. } => (status, done),
-            _ => unreachable!("only `Written` fits"),
-        }
+        self.until_some(|message| match message {
+            FromHolder::Written { req: answered, status, done } if answered == req => Some((status, done)),
+            _ => None,
+        })
     }
 
     /// Connects a second server over the path socket, which adopts the session. Returns the old server.

@@ -12,22 +12,15 @@ fn ws(role: WebSocketRole) -> Framing {
     Framing::WebSocket { role, max: MAX }
 }
 
+/// An operation. `Encoded`: a message that was encoded before. `Attached`: a message whose bytes from `head` on are
+/// attached. `Flush`: polls the flush this many times, then cancels it.
 #[derive(Debug, Clone)]
 enum OutboxOp {
-    Message {
-        payload: Vec<u8>,
-        hint: usize,
-    },
-    /// A message that was encoded before.
+    Message { payload: Vec<u8>, hint: usize },
     Encoded(Vec<u8>),
-    /// A message whose bytes from `head` on are attached.
-    Attached {
-        payload: Vec<u8>,
-        head: usize,
-    },
+    Attached { payload: Vec<u8>, head: usize },
     Ping(Vec<u8>),
     Pong(Vec<u8>),
-    /// Polls the flush this many times, then cancels it.
     Flush(usize),
 }
 
