@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-/// How long to wait between attempts to connect.
+/// How long to wait between attempts, for example to connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub struct Backoff {

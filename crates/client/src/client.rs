@@ -1,8 +1,8 @@
 //! The `Client` and its `Builder`: connect, start, attach to and list processes, query the host, end the session.
 //!
 //! A [`Client`] is a session, not a socket: it stays the same through every reconnect. Clones of the client and the handles of its
-//! processes share the session. The connection closes when the last of them is dropped. The server keeps the session until its time-to-live
-//! is over.
+//! processes share the session. The connection closes when the last of them is dropped and its cleanup is done. The server keeps the
+//! session until its time-to-live is over.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -48,7 +48,7 @@ pub struct Attach {
     /// Report only events after this sequence number.
     pub after: u64,
     /// Keep output until this reader has consumed it, and block the process if it gets too far ahead. Without `hold`, a slow reader sees
-    /// gaps.
+    /// gaps. Has no effect on a process of the client's own session.
     pub hold: bool,
 }
 
@@ -106,7 +106,8 @@ impl Client {
 
     /// Starts a process exactly once, even if the connection is cut during the call.
     ///
-    /// Dropping this future cancels the start: if the server started the process, the client terminates it in the background.
+    /// Dropping this future cancels the start: if the server started the process, the client terminates it in the background. The client
+    /// does the same if the start fails without an answer of the server.
     pub async fn start(&self, start: Start) -> Result<Process, Error> {
         let session = self.session();
         let Start { id, mut params, terminate_on_drop } = start;
@@ -263,7 +264,8 @@ impl Client {
         self.session().end().await
     }
 
-    /// Closes the connection cleanly, after acknowledging what was consumed. The server keeps the session for its time-to-live.
+    /// Closes the connection cleanly, after acknowledging what was consumed. Every handle of the session fails afterwards. The server keeps
+    /// the session for its time-to-live.
     pub async fn close(self) {
         self.session().close().await;
     }
@@ -310,7 +312,7 @@ impl SessionHandle {
     pub(crate) fn release<M: Request + 'static>(self: &Arc<Self>, params: M::Params<'static>) {
         let handle = Arc::clone(self);
         spawn_cleanup(&self.session, async move {
-            // The error is ignored: the server releases it with the connection or the session at the latest.
+            // The error is ignored: the server releases the resource with the connection or the session at the latest.
             handle.session.call::<M>(&params).await.ok();
         });
     }

@@ -1,9 +1,9 @@
 //! Lets the user choose where processes run, by an environment variable, a name or a URL.
 //!
 //! The variables are `EXEC_SERVER_URL`, then `CODEX_EXEC_SERVER_URL`. If both are unset or empty, the default of `environments.toml`
-//! applies, or else this machine. The value `none` disables processes. Every other value is a name in that file, or a URL. `file`
-//! implements these rules, and `lazy` decides when to connect. This module combines them: an [`Environment`] is a choice that connects on
-//! first use.
+//! applies. Without a default, processes run on this machine, unless the file excludes it. The value `none` disables processes. Every other
+//! value is a name in that file, or a URL. `file` implements these rules, and `lazy` decides when to connect. This module combines them: an
+//! [`Environment`] is a choice that connects on first use.
 //!
 //! ```no_run
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
@@ -53,9 +53,9 @@ const CLIENT_NAME: &str = "exec-server-environment";
 
 /// A place where processes run. It connects on first use.
 ///
-/// All users of an environment share one connection, and one attempt to connect. After a failed attempt, the next use tries again. A lost
-/// session is replaced by a new one. There is one exception: a program that could not be started, or that ended before it answered, is not
-/// started again.
+/// All users of an environment share one connection, and one attempt to connect. The next use after a failed attempt tries again. The next
+/// use after the loss of the session creates a new session. There is one exception: if a program could not be started, or ended before it
+/// answered, and no attempt has succeeded yet, every use fails with the same error.
 pub struct Environment {
     id: String,
     is_remote: bool,
@@ -183,7 +183,7 @@ impl RemoteSpec {
     }
 
     /// A hash that identifies the server and the token without revealing them. It covers the name, the address, the parts of the address
-    /// that `Display` hides, and the token that [`connect`](Self::connect) would use.
+    /// that `Display` hides, and the token that [`connect`](Self::connect) would use. For a token file it covers the path, not the content.
     #[must_use]
     pub fn fingerprint(&self, token: Option<&Token>) -> String {
         let (file, token) = match &self.token_file {
@@ -224,7 +224,7 @@ pub fn choose(name_or_url: Option<&str>) -> Result<Choice, EnvironmentError> {
     user_file()?.pick(name_or_url)
 }
 
-/// The names in the user's own file, with `local` first.
+/// The names that can be chosen with the user's own file; see [`Environments::names`].
 pub fn names() -> Result<Vec<String>, EnvironmentError> {
     Ok(user_file()?.names())
 }

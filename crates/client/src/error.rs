@@ -69,12 +69,13 @@ pub enum Error {
         /// The server's message.
         reason: String,
     },
-    /// The connection broke during the call, which may or may not have taken effect.
-    #[error("{method}: the connection broke before the answer, the outcome is unknown{}", reason_suffix(reason))]
+    /// The connection broke during the call, or the answer did not arrive within [`Builder::call_timeout`](crate::Builder::call_timeout).
+    /// The call may or may not have taken effect.
+    #[error("{method}: no answer arrived, the outcome is unknown{}", reason_suffix(reason))]
     UnknownOutcome {
         /// The method that was called.
         method: &'static str,
-        /// Why the connection broke, if known.
+        /// Why the connection broke, if known, or the timeout.
         reason: Option<String>,
     },
     /// The server refused a write to a process and accepted a later one, so the input has a hole. No further writes are sent.

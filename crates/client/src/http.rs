@@ -222,15 +222,15 @@ impl Drop for RequestGuard<'_> {
 /// An error is the last item: the target, the server or the connection failed, and the body is incomplete.
 pub struct Body {
     handle: Arc<SessionHandle>,
-    name: String,
+    request_id: String,
     epoch: u64,
     is_over: bool,
 }
 
 impl Body {
-    fn new(handle: &Arc<SessionHandle>, name: String, epoch: u64, window: Option<u64>) -> Self {
-        handle.session.streams.add(name.clone(), epoch, window);
-        Self { handle: Arc::clone(handle), name, epoch, is_over: false }
+    fn new(handle: &Arc<SessionHandle>, request_id: String, epoch: u64, window: Option<u64>) -> Self {
+        handle.session.streams.add(request_id.clone(), epoch, window);
+        Self { handle: Arc::clone(handle), request_id, epoch, is_over: false }
     }
 
     /// Drops the body without cancelling the request, because it was refused or its link is gone.
@@ -264,7 +264,7 @@ impl Stream for Body {
             return Poll::Ready(None);
         }
         let session = &self.handle.session;
-        let taken = session.streams.take(&self.name, self.epoch, cx.waker());
+        let taken = session.streams.take(&self.request_id, self.epoch, cx.waker());
         match taken {
             BodyRead::Nothing => Poll::Pending,
             BodyRead::Piece { bytes, is_ack_due } => {
@@ -283,15 +283,15 @@ impl Stream for Body {
 
 impl Drop for Body {
     fn drop(&mut self) {
-        let is_under_way = self.handle.session.streams.remove(&self.name, self.epoch);
+        let is_under_way = self.handle.session.streams.remove(&self.request_id, self.epoch);
         if is_under_way && !self.is_over {
-            self.handle.cancel_http(&self.name);
+            self.handle.cancel_http(&self.request_id);
         }
     }
 }
 
 impl std::fmt::Debug for Body {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Body").field("name", &self.name).field("is_over", &self.is_over).finish_non_exhaustive()
+        f.debug_struct("Body").field("id", &self.request_id).field("is_over", &self.is_over).finish_non_exhaustive()
     }
 }

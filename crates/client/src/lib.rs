@@ -124,8 +124,8 @@
 //!
 //! The caller does not have to do anything. The client reconnects with growing pauses and resumes the session. Cursors
 //! continue where they were. Interrupted writes are sent again, and their ids keep the server from writing them twice.
-//! Interrupted calls are sent again if a repetition is harmless. Everything that needs the server waits until the client
-//! has reconnected.
+//! Interrupted calls are sent again if a repetition is harmless. Everything that needs the server waits until the
+//! client has reconnected.
 //!
 //! [`Client::state`] returns the state of the connection, and [`Client::watch_state`] reports its changes:
 //!
@@ -134,8 +134,8 @@
 //!                        └──refused, or too late──▶ Lost
 //! ```
 //!
-//! - A TCP connection that dies without a close is noticed after 30 s. [`Builder::report_stall_after`] reports a silent
-//!   connection earlier, as [`ConnectionState::Stalled`].
+//! - A TCP connection that dies without a close is noticed after 30 to 40 s. [`Builder::report_stall_after`] reports a
+//!   silent connection earlier, as [`ConnectionState::Stalled`].
 //! - The client tries to reconnect for as long as the server keeps the session (24 hours, or [`Builder::ttl`]), or for
 //!   [`Builder::recover_for`].
 //! - With [`Builder::fail_fast`], calls do not wait for a reconnect. They fail at once with [`Error::Disconnected`].
@@ -336,7 +336,7 @@ pub use process::{
 pub use session::{ConnectionState, ServerDescription};
 pub use transport::{Launch, Target, Tls, Token};
 
-/// A random word of 16 letters and digits, for names that must not collide.
+/// A random word of 16 lower-case letters and digits, for names that must not collide.
 pub(crate) fn random_word() -> String {
     const LETTERS: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
     let mut bytes = [0; 16];

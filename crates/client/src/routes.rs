@@ -18,7 +18,7 @@ use crate::{
 pub(crate) enum EventSource {
     /// By notifications. The start was requested and is not answered yet, so the server may not know the process.
     Starting,
-    /// By notifications. The server keeps output until it is acknowledged.
+    /// By notifications. A server with acknowledgements keeps output until it is acknowledged.
     Pushed,
     /// By notifications. The server does not keep output for this reader, so output that is not consumed in time becomes a gap.
     Observed,

@@ -43,13 +43,13 @@ use crate::{
 /// Timeout for the server's answer to a close.
 pub(crate) const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 
-/// How often a peer over TCP is pinged, and after how long without a TCP acknowledgement from its host the link counts as cut.
+/// How often a peer over TCP is pinged, and after how long without a TCP acknowledgement from its host the next check closes the link.
 const PING_EVERY: Duration = Duration::from_secs(10);
 const DEAD_AFTER: Duration = Duration::from_secs(30);
 
 /// Limit for the bytes of stdin in flight to all processes of a link: 32 MiB. Above it, each process has at most one write in flight. The
-/// limit is half of what a server buffers for a connection. Beyond that, the server refuses writes. If it refused one of several writes to
-/// a process, the process would get the later ones too early.
+/// limit is half of what a server buffers for a connection. A server whose buffer is full refuses writes. If it refused one of several
+/// writes to a process, the process would get the later ones too early.
 const WRITING_BYTES: usize = limits::REQUESTS_WAITING_BYTES / 2;
 
 /// One connection whose handshake is done.
@@ -100,7 +100,7 @@ impl DialError {
         Self { error, is_worth_retrying: false, is_violation: false }
     }
 
-    /// Whether the attempt got no answer, so that its request may still reach the server.
+    /// Whether the link broke before the answer, so that the request may still reach the server. A timeout does not count.
     pub(crate) fn may_come_late(&self) -> bool {
         matches!(self.error, Error::Disconnected { .. })
     }
@@ -254,8 +254,8 @@ impl ServerLink {
             CallError::Rpc { code, message, data } => {
                 let data = data.and_then(|data| serde_json::from_str::<ErrorData>(data.get()).ok());
                 let kind = data.and_then(|data| data.kind).and_then(|word| Kind::find(&word));
-                // Another connection has taken the session over. The server answers what is left with this error, and then sends a close
-                // frame. The keeper decides whether the session can be resumed, so treat the error as the end of the link.
+                // Another connection has taken the session over. The server answers the remaining calls with this error, and then sends a
+                // close frame. The keeper decides whether the session can be resumed, so treat the error as the end of the link.
                 if kind == Some(Kind::SessionResumedElsewhere) {
                     return Error::Disconnected { reason: Some(message) };
                 }
@@ -344,7 +344,7 @@ impl ServerLink {
     async fn explain_handshake_error(&self, error: Error, resume: Option<SessionId>) -> DialError {
         let is_temporary = match &error {
             Error::Server { kind: Some(Kind::SessionAttached | Kind::SessionAdopting | Kind::Draining), .. } => true,
-            // Without a kind, or with one that this client does not know.
+            // Without one of these kinds, the code decides.
             Error::Server { code, .. } => *code == failure::SESSION_ATTACHED,
             _ => false,
         };

@@ -5,8 +5,11 @@
 //!                              │
 //!                              └──refused, or too late──▶ Lost   (final)
 //! ```
-//! A `Session` owns the current link, the routes from process names to logs, and one task, the keeper, that reconnects. Every call goes
-//! through [`Session::call`], which alone decides what is sent again.
+//! [`Session::close`], [`Session::end`] and [`Session::abandon`] also lead to `Lost`.
+//!
+//! A `Session` owns the current link, the routes from process names to logs, and one task, the keeper, that reconnects. Calls go through
+//! `Session::send_payload`, which decides what is sent again. There are three exceptions with rules of their own: writes to stdin, streamed
+//! HTTP responses, and the end of the session.
 //!
 //! Failure paths: an interrupted call is sent again if that is harmless; otherwise it fails with an unknown outcome. If the server no
 //! longer knows the session, every process and every later call fails with the same reason.
@@ -94,12 +97,13 @@ pub enum ConnectionState {
         /// Nothing was received for at least this long.
         silent: Duration,
     },
-    /// The connection was cut and the client is reconnecting. Calls wait; processes keep running.
+    /// The connection was cut and the client is reconnecting. Calls wait, unless [`Builder::fail_fast`](crate::Builder::fail_fast) is set;
+    /// processes keep running.
     Recovering {
         /// Why the connection was cut.
         reason: String,
     },
-    /// The session is lost, and with it every handle. This state is final.
+    /// The client has lost or closed the session, and every handle fails. This state is final.
     Lost {
         /// Why the session was lost.
         error: Error,
@@ -119,7 +123,7 @@ pub struct ServerDescription {
     pub session_ttl: Option<Ttl>,
 }
 
-/// The result of the first `initialize`.
+/// The server, and the session that it created or resumed, as reported by the first successful `initialize`.
 #[derive(Debug, Clone)]
 pub(crate) struct Peer {
     pub(crate) session_id: Option<SessionId>,
@@ -162,7 +166,7 @@ pub(crate) struct Session {
     pub(crate) streams: Arc<BodyStreams>,
     /// Notified when a log or a response body has something to acknowledge.
     pub(crate) acks: Arc<Notify>,
-    /// Background work, such as writes to stdin and cleanup. Aborted with the session.
+    /// Background work, such as sending stdin and reading the events of attached processes. Aborted with the session.
     tasks: Mutex<JoinSet<()>>,
     /// Held from the request to end the session until its answer has been handled.
     ending: tokio::sync::Mutex<()>,
@@ -282,7 +286,8 @@ impl Session {
         })
     }
 
-    /// The only place that decides which calls are sent again. It is not generic, so that it is compiled once and not for each method.
+    /// Sends a call, and sends it again on the next link if that is harmless. It is not generic, so that it is compiled once and not for
+    /// each method.
     async fn send_payload(&self, method: Method, payload: CallPayload<'_>) -> Result<Sent, Error> {
         let (name, repeat) = (method.name(), method.info().repeat);
         let calling = async {
@@ -340,7 +345,7 @@ impl Session {
         loop {
             let link = match links.after(after).await {
                 Ok(link) => link,
-                // The session was ended over the previous link, whose answer was lost.
+                // The session is gone, normally because it was ended over the previous link, whose answer was lost.
                 Err(Error::SessionLost { .. }) => return Ok(None),
                 Err(error) => return Err(error),
             };
@@ -420,7 +425,7 @@ impl Session {
         };
         let within = if is_taken { self.recover_for().min(TAKEN_RECOVERY) } else { self.recover_for() };
         let until = Instant::now() + within.min(FOREVER);
-        // Report this only once: the text contains a count of seconds, so each attempt would report a change.
+        // Report an adoption only once: its text contains a count of seconds, so each attempt would report a change.
         let mut is_adopting_reported = false;
         if let Some(pause) = reconnect.pause_after_short_links() {
             time::sleep(pause).await;
@@ -504,9 +509,10 @@ impl Session {
         self.tasks.lock().abort_all();
     }
 
-    /// Gives the session up: every call and every process fails with this error.
+    /// Gives the session up: every later call, every log and every HTTP body fails with this error.
     pub(crate) fn mark_lost(&self, error: Error) {
         self.link_state.set(LinkStatus::Lost(error.clone()));
+        // `u64::MAX`: the bodies of all links.
         self.streams.fail(u64::MAX, &error);
         for log in self.routes.logs() {
             log.fail(error.clone());

@@ -81,7 +81,7 @@ impl<T> PendingCalls<T> {
         Ok(PendingCall { pending: Arc::clone(self), id, answer })
     }
 
-    /// Delivers an answer to its call. Returns false if no call has this id.
+    /// Delivers an answer to its call. Returns false if no waiting call has this id.
     pub(crate) fn complete(&self, id: i64, answer: T) -> bool {
         let waiter = self.state.lock().waiting.remove(&id);
         waiter.is_some_and(|waiter| waiter.send(answer).is_ok())

@@ -3,9 +3,9 @@
 //! It owns one connection and its two tasks, a reader and a writer. Dropping the client aborts both. It handles the
 //! envelope of a message, but no method, and it does not reconnect.
 //!
-//! Failure paths: only the reader ends the connection, after it has delivered every answer that arrived before the end.
-//! If a write fails, the writer notifies the reader, which ends when there is nothing left to read. The end empties the
-//! table of calls in one step, so no call hangs.
+//! Failure paths: only the reader ends the connection. If a write fails, the writer notifies the reader, which first
+//! delivers what has arrived. The same holds for [`RawClient::abandon`], except while a listener handles a
+//! notification. The end empties the table of calls in one step, so no call hangs.
 
 use std::{
     sync::{
@@ -93,6 +93,7 @@ impl SentRequest {
     }
 }
 
+/// See the module documentation.
 #[derive(Debug)]
 pub struct RawClient {
     shared: Arc<ClientShared>,
@@ -245,7 +246,8 @@ impl RawClient {
         }
     }
 
-    /// Sends all queued messages and a close frame. Returns when the connection has ended.
+    /// Sends all queued messages and a close frame, then shuts down the write direction. Returns when the connection
+    /// has ended.
     pub async fn finish(&self) {
         if self.outgoing_tx.send(None).await.is_ok() {
             self.closed().await;
@@ -263,7 +265,7 @@ impl RawClient {
         self.probe.as_ref().and_then(TcpProbe::last_ack_ms).map(|ms| Duration::from_millis(ms.into()))
     }
 
-    /// A counter that grows with everything received from the peer, including parts of a message.
+    /// A counter that changes when something was received from the peer, including a part of a message.
     pub fn progress(&self) -> u64 {
         self.progress.load(Ordering::Relaxed)
     }
@@ -323,6 +325,7 @@ impl<L: NotificationListener> ReaderTask<L> {
                 Err(closed) => break closed,
             }
         };
+        // Without a code, the stream has ended or failed. The close still ends the writer.
         self.shared.request_control_frame(|control_frames| control_frames.close = Some(closed.code().unwrap_or(1000)));
         let closed = Arc::new(closed);
         // Drain the calls last: a caller that sees its call fail can then also see the reason.
@@ -360,7 +363,7 @@ async fn handle_message(
             let mut refusal = Vec::new();
             let kind = Kind::UnknownMethod;
             message::encode_error(&mut refusal, &id, kind.code(), kind, "this client serves no method");
-            // Fails only if the writer has failed, which `broken_rx` reports.
+            // Sending fails only if the writer has failed, which `broken_rx` reports.
             outgoing_tx.send(Some(EncodedMessage::text(refusal))).await.ok();
         }
     }

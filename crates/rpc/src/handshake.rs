@@ -1,6 +1,7 @@
 //! The WebSocket upgrade: the key computation of both ends and the client's half of the exchange.
 //!
-//! Of HTTP it implements only one request head and one response head. The server's half is in its listener.
+//! Of HTTP it implements only one request head and one response head. The server's half of the exchange is in the
+//! server's listener.
 
 use std::io;
 
@@ -133,7 +134,7 @@ fn check_response(bytes: &[u8], accept: &str) -> Result<Option<usize>, Handshake
     if !has("Sec-WebSocket-Accept", &|value| value == accept) {
         return Err(HandshakeError::NotUpgraded { header: "Sec-WebSocket-Accept" });
     }
-    // We offer no extension. An active extension would change the frames.
+    // The request offers no extension. An active extension would change the frames.
     if has("Sec-WebSocket-Extensions", &|value| !value.is_empty()) {
         return Err(HandshakeError::NotUpgraded { header: "Sec-WebSocket-Extensions" });
     }

@@ -64,7 +64,7 @@ pub enum WebSocketRole {
 /// Why no more messages will come from the peer.
 #[derive(Debug, thiserror::Error)]
 pub enum CloseReason {
-    /// The stream ended between two messages.
+    /// The stream ended between two messages, or this end closed it.
     #[error("peer closed the stream")]
     Eof,
     /// The peer sent a close frame.

@@ -26,13 +26,13 @@ const KEEP_BYTES: usize = 256 * 1024;
 /// exceeds it.
 const KEEP_BUSY_BYTES: usize = 1024 * 1024;
 
-/// From 64 KiB on, an encoded message that is sent unmasked is not copied into the buffer.
+/// From 64 KiB on, an encoded text message of a server is not copied into the buffer.
 const LARGE: usize = 64 * 1024;
 
 /// Bytes masked in one step: 16 KiB, which fits into the L1 cache.
 const MASK_BYTES: usize = 16 * 1024;
 
-/// Maximum number of slices in one vectored write.
+/// Maximum number of slices in one vectored write. More inserts than fit are sent by the next write.
 const SLICES: usize = 16;
 
 /// Longest reason of a close frame: the largest control payload minus the two bytes of the code.
@@ -130,7 +130,7 @@ impl Outbox {
         });
     }
 
-    /// Queues one frame. Attached bytes that are not masked are sent without a copy.
+    /// Queues one frame. Attached bytes are sent without a copy if the frame has no mask, or the mask key zero.
     fn frame_with_bytes(&mut self, opcode: Opcode, masked: bool, head: &[u8], attached: Bytes) {
         if self.closing {
             return;
@@ -291,8 +291,8 @@ impl Outbox {
         }
     }
 
-    /// Reclaims the written part when it is at least half of the buffer, so that an outbox that never becomes empty
-    /// stays bounded.
+    /// Reclaims the written part when it is large and at least half of the buffer, so that an outbox that never becomes
+    /// empty stays bounded.
     fn compact(&mut self) {
         if self.sent >= KEEP_BYTES && self.sent >= self.buf.len() / 2 {
             self.buf.drain(..self.sent);

@@ -58,7 +58,7 @@ impl PooledBuffer {
         &mut self.bytes[self.filled..]
     }
 
-    /// Marks `len` more bytes as filled.
+    /// Marks `len` more bytes as filled, at most all.
     pub fn fill(&mut self, len: usize) {
         self.filled = self.bytes.len().min(self.filled + len);
     }

@@ -55,6 +55,7 @@ impl StdioDescriptor {
         let kind = FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode);
         let is_socket = kind == FileType::Socket;
         let fd = match kind {
+            // At least 3: a closed fd 0, 1 or 2 must not be replaced by the copy.
             FileType::Socket => rustix::io::fcntl_dupfd_cloexec(fd, 3)?,
             FileType::Fifo => reopen(fd, interest)?,
             FileType::CharacterDevice if rustix::termios::isatty(fd) => reopen(fd, interest)?,

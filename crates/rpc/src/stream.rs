@@ -16,11 +16,11 @@ use crate::TcpProbe;
 pub struct ByteStream {
     pub reader: Box<dyn AsyncRead + Send + Unpin>,
     pub writer: Box<dyn AsyncWrite + Send + Unpin>,
-    /// The kernel's information about the peer. TCP only.
+    /// Information about the peer: from the kernel for TCP, or from a transport that has its own.
     pub probe: Option<TcpProbe>,
     /// Bytes that the handshake has read past its end. They come before those of `reader`.
     pub leftover: BytesMut,
-    /// No third party can read the stream: both ends are on this host, or it is encrypted.
+    /// Whether no third party can read the stream: both ends are on this host, or it is encrypted.
     pub is_private: bool,
 }
 

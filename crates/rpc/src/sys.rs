@@ -45,11 +45,13 @@ pub(crate) fn last_ack_ms(socket: &TcpStream) -> Option<u32> {
             &mut len,
         )
     };
+    // An older kernel fills only the beginning of `info`, and then may not report this field.
     let end = mem::offset_of!(libc::tcp_info, tcpi_last_ack_recv) + mem::size_of::<u32>();
     (status == 0 && len as usize >= end).then_some(info.tcpi_last_ack_recv)
 }
 
-/// Registers an fd with the runtime, so that its readiness can be awaited. The fd should be nonblocking.
+/// Registers an fd with the runtime, so that its readiness can be awaited. Calls on the fd must not block: either the
+/// fd is nonblocking, or each call has a flag such as `MSG_DONTWAIT`.
 pub fn register(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an `OwnedFd` is open until it is dropped and always returns the same number. The `AsyncFd` owns it.
     Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)

@@ -20,7 +20,7 @@ use crate::{ByteStream, sys};
 /// Unsent bytes that the kernel accepts in advance: 128 KiB. With more, answers would queue behind megabytes of output.
 const NOTSENT_LOWAT: u32 = 128 * 1024;
 
-/// Queries the kernel about the peer of a TCP connection, without keeping the connection open.
+/// Queries the kernel, or another source, about the peer of a connection. Does not keep a TCP connection open.
 #[derive(Clone)]
 pub struct TcpProbe(Arc<dyn Fn() -> Option<u32> + Send + Sync>);
 

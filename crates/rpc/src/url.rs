@@ -21,7 +21,7 @@ pub enum InvalidUrl {
     Port,
 }
 
-/// The parts of a URL. `.` and `..` are removed from the path.
+/// The parts of a URL. In the path, `.` and `..` are resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UrlParts {
     /// The decoded name of the user.

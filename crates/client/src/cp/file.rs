@@ -111,6 +111,7 @@ impl FileCopy<'_> {
                 done => return done,
             }
         }
+        // The last attempt. Its error is final, whatever its kind.
         self.copy_once(from, to, source, &mut reported).await
     }
 
@@ -225,9 +226,9 @@ async fn read_span(from: &Path, reader: &dyn ReadAt, begin: u64, end: u64) -> Re
             span.pieces.push((span.end, block.bytes));
         }
         span.has_hole |= block.hole > 0;
-        let end = span.end.saturating_add(got).checked_add(block.hole);
+        let after = span.end.saturating_add(got).checked_add(block.hole);
         span.end =
-            end.ok_or_else(|| fs::FileError::invalid_data("read", from, "the length of a hole is out of range"))?;
+            after.ok_or_else(|| fs::FileError::invalid_data("read", from, "the length of a hole is out of range"))?;
     }
     Ok(span)
 }

@@ -4,7 +4,8 @@
 //! exists, a copy of the same source continues in the same tree. A directory that was recreated under the same name has another creation
 //! time, and does not match. The part of a file needs no mark: the hash in its name identifies its source.
 //!
-//! Nothing but continuing depends on the mark. If it cannot be written or read, each copy begins anew.
+//! If the mark cannot be written or read, each copy begins anew. A target inside of the source is then found only if source and target have
+//! the same address.
 
 use std::{
     ffi::OsString,
@@ -169,7 +170,7 @@ impl MarkHeader {
     }
 }
 
-/// Removes the mark of a complete tree.
+/// Removes a mark, if it exists.
 pub(super) async fn remove(files: &dyn FileSystem, mark: &Mark) -> Result<(), CopyError> {
     let (recursive, force) = (false, true);
     ignore_unless_fatal(files.remove(&mark.path, recursive, force, Links::Refuse).await.map(Some)).map(drop)
@@ -193,13 +194,14 @@ pub(super) fn part_key(machine: &str, from: &Path, source: &SourceFile, etag: Op
     sum.update(source.size.to_le_bytes());
     sum.update(source.modified.seconds.to_le_bytes());
     sum.update(source.modified.nanos.to_le_bytes());
+    // 96 bits are enough to avoid accidental collisions, and keep the name of the part short.
     hex::encode(&sum.finalize()[..12])
 }
 
 fn mark_path(tree: &Path) -> Option<PathBuf> {
     let (dir, name) = (tree.parent()?, tree.file_name()?);
     let mut mark = OsString::from(".");
-    // If the name is too long for a suffix, use its hash.
+    // If the name with a dot and the suffix exceeds 255 bytes, the limit of Linux, use its hash.
     if name.len() + 1 + SUFFIX.len() <= 255 {
         mark.push(name);
     } else {

@@ -83,11 +83,11 @@ pub struct CopyReport {
     pub files: u64,
     /// The number of files that an earlier, interrupted copy had already copied.
     pub found: u64,
-    /// The number of directories.
+    /// The number of directories of the copy, whether they were created or existed before.
     pub directories: u64,
     /// The number of symbolic links.
     pub links: u64,
-    /// The size of all copied files, holes included.
+    /// The size of all copied files when they were listed, holes included. Skipped files do not count.
     pub bytes: u64,
     /// The number of FIFOs, sockets and devices that were skipped.
     pub left_out: u64,
@@ -174,9 +174,9 @@ impl CopyError {
 
 /// Copies a file, or with `recursive` a tree.
 ///
-/// If the target is a directory, the copy is created inside of it, under the source's name. A file is not copied to a target that ends in a
-/// slash and does not exist. A source that ends in `/.` means the content of the directory. Links below the source are copied as links.
-/// Existing directories keep their mode and time.
+/// If the target is a directory, the copy is created inside of it, under the source's name. An interrupted copy that created this directory
+/// is continued instead. A file is not copied to a target that ends in a slash and does not exist. A source that ends in `/.` means the
+/// content of the directory. Links below the source are copied as links. Directories that existed before the copy keep their mode and time.
 pub async fn copy(
     source: &CopyEndpoint,
     target: &CopyEndpoint,
@@ -190,6 +190,7 @@ pub async fn copy(
         EntryKind::File => {
             let to = resolve_target::resolve_file(&source.path, target).await?;
             refuse_itself(source, target, &from, &to)?;
+            // Older servers report no mode.
             let mode = found.mode.unwrap_or(0o644);
             let entry = file::SourceFile { size: found.size, mode, modified: found.modified };
             files.copy(&from, &to, &entry).await?;

@@ -37,8 +37,8 @@ pub(super) async fn resolve_tree(
             if means_contents(source) {
                 (itself, TargetForm::Contents)
             } else {
-                // With the same arguments, an interrupted copy found no target, and created this directory as the copy itself. Continue it:
-                // a new copy would create another directory inside of it.
+                // An interrupted copy with the same arguments found no target, and created this directory as its root. Continue that copy:
+                // a new one would create another directory inside of this one.
                 let found = header.find(&*target.files, &itself).await?;
                 if let Some(found) = found.filter(|found| found.content.form == TargetForm::Itself) {
                     return Ok(TreeTarget { path: itself, form: TargetForm::Itself, found: Some(found) });

@@ -8,7 +8,7 @@
 //!
 //! Directories that existed before the copy keep their mode and time. A continued copy determines these directories as follows. If the copy
 //! created the root, there are none. Otherwise they are the directories older than the mark. If the file system reports no creation times,
-//! all existing directories count; those that the interrupted copy had created then keep their preliminary mode and time.
+//! all existing directories are treated as older; those that the interrupted copy had created then keep their preliminary mode and time.
 
 use std::path::{Path, PathBuf};
 
@@ -37,7 +37,7 @@ pub(super) struct TargetRoot {
     /// The set-group-id bit of the root, or 0. New directories in the root inherit it.
     pub(super) setgid: u32,
     pub(super) mark: Option<Mark>,
-    /// If this copy continues an interrupted one: when that one began; 0 if unknown.
+    /// If this copy continues an interrupted one: when the mark of that one was written; 0 if unknown.
     pub(super) since_ms: Option<i64>,
 }
 
@@ -70,6 +70,7 @@ impl TargetRoot {
                 };
                 let mark = header.write(files, &path, &content).await?;
                 let mode = preliminary_mode(mode, setgid);
+                // Recursive, so that an existing directory is not an error: the request is sent again if a cut hides its answer.
                 if let Err(error) = files.create_directory(&path, true, Links::Refuse, Some(mode)).await {
                     if let Some(mark) = &mark {
                         mark::remove(files, mark).await?;
@@ -87,8 +88,9 @@ impl TargetRoot {
         Ok(Self { is_ours: content.is_created, setgid: setgid_bit(&metadata), mark, since_ms: None, path })
     }
 
-    /// Refuses a target that lies inside of the source, even if source and target have different addresses. In that case the mark can be
-    /// read through the source. Removes the mark, and the root if this run created it.
+    /// Refuses a target whose path lies inside of the source's path, if both are the same file system under different addresses: the mark
+    /// can then be read through the source. Removes the mark, and the root if this run created it. Other cases are found while the tree is
+    /// listed.
     pub(super) async fn refuse_itself(
         &self,
         source: &dyn FileSystem,

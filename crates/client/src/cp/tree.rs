@@ -3,9 +3,10 @@
 //! ```text
 //! pop [dir] ──create it, list one page──▶ push [next page], then the files, links and directories of this page
 //! ```
-//! The stack is last in, first out. It therefore holds at most about one page per level of the tree, however large the tree is.
-//! Directories that this copy created get their mode and time at the very end, from the leaves up. Until then they must be writable, and
-//! every new entry would change their time. Directories that existed before keep their mode and time.
+//! The stack is last in, first out, and at most `JOBS` jobs add entries to it at a time. Its size therefore depends on the depth of the
+//! tree, and not on the number of its files. Directories that this copy created get their mode and time at the very end, from the leaves
+//! up. Until then they must be writable, and every new entry would change their time. Directories that existed before keep their mode and
+//! time.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -24,23 +25,24 @@ use super::{
 };
 use crate::fs::{EntryKind, Links, ListEntry, ListPage, Moment};
 
-/// Limit for jobs in flight: half of the requests that a server handles at a time per connection.
+/// Limit for jobs in flight: twice the file operations that a server runs at a time for a session (`limits::FILE_JOBS_OF_SESSION`), so that
+/// the next requests are already there when an operation ends.
 const JOBS: usize = 32;
 
 /// Limit for large files in flight. Their blocks fill the connection by themselves.
 const LARGE: usize = 2;
 
-/// Limit for large files that wait for others. Above it, no further entries are taken from the stack, so that a tree with many large files
-/// does not fill the memory.
+/// Limit for large files that wait for other large files. Above it, no further entries are taken from the stack, so that a tree with many
+/// large files does not fill the memory.
 const LARGE_WAITING: usize = 1024;
 
 /// Limit for the directories of a tree. A source that reports more is assumed to never end.
 const DIRECTORIES_MAX: usize = 2_000_000;
 
-/// Limit for the files of one target directory that are remembered.
+/// No further page of a target directory is requested once this many of its files are remembered.
 const EXISTING_MAX: usize = 500_000;
 
-/// The longest path that Linux allows, in bytes.
+/// The size of the longest path that Linux allows, in bytes, with its final NUL.
 const PATH_MAX: usize = 4096;
 
 /// The files in a target directory that an interrupted copy may have copied, by name.
@@ -56,10 +58,11 @@ struct TargetDirectory {
     existing: ExistingFiles,
 }
 
-/// A directory of the source, with the final mode and time of its copy.
+/// A directory of the source.
 struct SourceDirectory {
     /// The path relative to the root.
     below: PathBuf,
+    /// The mode in the source. Once the copy exists at the target: its final mode.
     mode: u32,
     modified: Moment,
 }
@@ -78,7 +81,7 @@ enum CopyJob {
 
 /// The result of a job.
 enum JobResult {
-    /// `is_ours` says whether this copy created the directory.
+    /// `is_ours` says whether this copy created the directory, in this run or before it was interrupted.
     Directory {
         directory: SourceDirectory,
         is_ours: bool,
@@ -192,7 +195,7 @@ impl TreeCopy<'_> {
         Ok(JobResult::Directory { directory, is_ours, target_dir })
     }
 
-    /// The files that an interrupted copy has copied into a directory. Beyond `EXISTING_MAX`, files are copied again.
+    /// The files in a target directory that an interrupted copy may have copied. Files beyond `EXISTING_MAX` are copied again.
     async fn list_existing(&self, to: &Path) -> Result<ExistingFiles, CopyError> {
         let mut existing = ExistingFiles::new();
         let mut after = None;
@@ -222,8 +225,8 @@ impl TreeCopy<'_> {
         Ok(JobResult::Listed { below, page, target_dir })
     }
 
-    /// Refuses a target that lies below this directory of the source, even if both have different addresses. In that case the listing
-    /// contains the mark beside the target, and the copy would never end.
+    /// Refuses a target that lies below this directory of the source, even if the two file systems have different addresses. In that case
+    /// the listing contains the mark beside the target, and the copy would never end.
     async fn refuse_itself(&self, from: &Path, page: &ListPage) -> Result<(), CopyError> {
         let Some(mark) = &self.root.mark else { return Ok(()) };
         let has_mark_name = |entry: &&ListEntry| mark.path.file_name() == Some(&*entry.name);

@@ -1,7 +1,7 @@
 //! Reads `environments.toml`: the names of a user's servers, and the default.
 //!
 //! ```toml
-//! default = "build"             # an id, `local` or `none`; without it `local`
+//! default = "build"             # an id, `local` or `none`; absent: `local`, or `none` if `include_local` is false
 //! include_local = true          # false: nothing runs on this machine
 //!
 //! [[environments]]
@@ -148,8 +148,8 @@ impl Environments {
         Ok(all)
     }
 
-    /// Chooses an environment by name or URL. Surrounding whitespace is ignored. An empty or absent value chooses the default of the file,
-    /// or else `local`.
+    /// Chooses an environment by name or URL. Surrounding whitespace is ignored. An empty or absent value chooses the default of the file.
+    /// If the file has none, it chooses `local`, or `none` if the file excludes `local`.
     pub fn pick(&self, name_or_url: Option<&str>) -> Result<Choice, EnvironmentError> {
         let requested = name_or_url.map(str::trim).filter(|requested| !requested.is_empty());
         let Some(requested) = requested.or(self.default.as_deref()) else {
@@ -173,7 +173,7 @@ impl Environments {
         self.specs.iter().find(|spec| spec.id == id)
     }
 
-    /// Every name that can be chosen: `local` first, then in the order of the file.
+    /// Every name that can be chosen except `none`: `local` first, unless the file excludes it, then the ids in the order of the file.
     pub fn names(&self) -> Vec<String> {
         let local = self.includes_local.then(|| LOCAL.to_owned());
         local.into_iter().chain(self.specs.iter().map(|spec| spec.id.clone())).collect()
@@ -219,9 +219,10 @@ impl RemoteSpec {
     }
 }
 
-/// Checks one entry of `[[environments]]`, or a key of the whole file. Errors name the file, the environment and the key.
+/// Checks and converts one entry of `[[environments]]`. Errors name the file, the environment and the key.
 struct EntryReader<'a> {
     path: &'a Path,
+    /// `None` for a key of the whole file.
     environment: Option<String>,
 }
 

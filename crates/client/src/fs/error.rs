@@ -53,9 +53,9 @@ pub enum FileErrorKind {
     Changed,
     /// Another writer has the file open.
     Busy,
-    /// The file is no longer open, because its server was restarted. Open it again to continue.
+    /// The server does not know the handle of the open file, normally because it was restarted. Open the file again to continue.
     Closed,
-    /// The file is too large for one message.
+    /// The file is larger than the operation allows.
     TooLarge,
     /// The disk is full.
     Full,
@@ -90,6 +90,7 @@ impl FileError {
             Error::Server { code: failure::METHOD_NOT_FOUND, .. } => FileErrorKind::Unsupported,
             Error::Server { .. } => FileErrorKind::Other,
             Error::Decode { .. } | Error::Protocol(_) => FileErrorKind::InvalidData,
+            // All other errors are about the connection or the session.
             _ => FileErrorKind::Disconnected,
         };
         let reason = match error {

@@ -1,6 +1,7 @@
 //! File access on this machine, with the same code that the server uses, and without a server.
 //!
-//! Each call runs one operation on a blocking thread. Dropping its future cancels the operation, if that leaves nothing half done.
+//! An operation runs on a blocking thread, except a read that the page cache can serve at once. Dropping the future of a call cancels the
+//! operation at the next point where it leaves nothing half done. A write of a block is not cancelled.
 
 use std::{
     ffi::OsString,
@@ -193,6 +194,7 @@ impl FileSystem for LocalFiles {
                 prune_hidden: options.prune_hidden_directories,
             };
             let found = files::walk(view, path, &walk, cancel)?;
+            // A walk lists only regular files and directories.
             let kind = |kind| if kind == files::FileKind::Directory { WalkKind::Directory } else { WalkKind::File };
             // Report paths that are not UTF-8 as errors, as every server does.
             let (entries, non_utf8): (Vec<_>, Vec<_>) =
@@ -322,6 +324,7 @@ impl WriteAt for LocalDraft {
         let draft = Arc::clone(&self.draft);
         Box::pin(async move {
             let (done_tx, done_rx) = oneshot::channel();
+            // Sending fails if the future was dropped. The result is not needed then.
             let write = move || done_tx.send(draft.lock().write_block(offset, &bytes)).unwrap_or(());
             if self.queue.enqueue(write) {
                 let queue = Arc::clone(&self.queue);
@@ -358,6 +361,7 @@ fn finish_options(options: CommitOptions) -> files::WriteOptions {
     }
 }
 
+/// `Links::Itself` is `Refuse` together with `of_link`, which only some operations have.
 fn of_links(links: Links) -> files::Links {
     if links == Links::Follow { files::Links::Follow } else { files::Links::Refuse }
 }

@@ -139,7 +139,7 @@ pub struct WriteOptions {
     pub if_match: Option<String>,
     /// Append to the file instead of replacing it.
     pub append: bool,
-    /// The permission bits. Default: those of the replaced file, or the usual ones for a new file.
+    /// The permission bits. Default: those of the replaced file, or 0666 minus the umask for a new file.
     pub mode: Option<u32>,
     /// The time of modification. Default: now.
     pub modified: Option<Moment>,
@@ -161,7 +161,7 @@ pub struct CreateOptions {
 /// How a file is completed that was written in blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CommitOptions {
-    /// The final size. Ranges that were not written become holes.
+    /// The final size; `None` for the end of the last block. Ranges that were not written become holes.
     pub size: Option<u64>,
     /// See [`WriteOptions::if_match`].
     pub if_match: Option<String>,
@@ -193,9 +193,9 @@ pub struct Written {
 pub struct Block {
     /// The bytes; empty in a hole.
     pub bytes: Bytes,
-    /// The length of the hole at this offset, which reads as zeros. It can exceed the requested length.
+    /// The length of the hole at this offset, which reads as zeros; 0 if there is none. It can exceed the requested length.
     pub hole: u64,
-    /// Whether the end of the file was reached: there were fewer bytes than requested.
+    /// Whether the file ended within the requested range. With `holes`, normally set only by a read at or after the end of the file.
     pub eof: bool,
 }
 
@@ -225,7 +225,7 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
     fn read_within<'a>(&'a self, path: &'a Path, most: u64, links: Links) -> FileFuture<'a, Bytes>;
 
     /// Writes a whole file, or appends to it. A reader never sees a whole file half written, unless the file has more than one hard link or
-    /// is not a regular file; see [`Written::atomic`].
+    /// is not a regular file; see [`Written::atomic`]. On a server, one call appends at most 64 MiB.
     fn write_file<'a>(&'a self, path: &'a Path, bytes: Bytes, options: WriteOptions) -> FileFuture<'a, Written>;
 
     /// Creates a directory. With `recursive`, creates its parents, too, and succeeds if the directory exists.

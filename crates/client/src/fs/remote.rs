@@ -1,10 +1,10 @@
 //! File access on a server.
 //!
-//! Each operation is one request, except for large files, which are sent in blocks through a handle of the session. Handles survive cut
-//! connections, because the session does.
+//! An operation is normally one request. Large files are sent in blocks through a handle of the session. Handles survive cut connections,
+//! because the session does.
 //!
-//! Failure paths: an interrupted call is sent again if that is harmless. An interrupted commit is checked by `remote_file`. Other
-//! interrupted calls fail with an error that says that the outcome is unknown.
+//! Failure paths: an interrupted call is sent again if that is harmless. `remote_file` finds out whether an interrupted commit succeeded.
+//! Other interrupted calls fail with an error that says that the outcome is unknown.
 
 use std::{
     borrow::Cow,
@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{Client, Error, Request, requests, session::Sent};
 
-/// How often a call is sent again if one connection after another breaks.
+/// How often a call is repeated, and a handle is opened, while one connection after another breaks.
 pub(super) const REPEATS_MAX: usize = 16;
 
 /// The file system of a server.

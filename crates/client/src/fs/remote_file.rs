@@ -105,6 +105,7 @@ impl RemoteDraft {
                     let (Some(size), Some(modified)) = (params.size, params.modified_at) else { return Err(cut) };
                     return match remote.metadata_of(path, Links::Itself).await {
                         Ok(found) if (found.kind, found.size, found.modified) == (EntryKind::File, size, modified) => {
+                            // Only the lost answer said whether the replacement was atomic. Normally it is.
                             Ok(Written { atomic: true, etag: found.etag })
                         }
                         _ => Err(error),

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{Error, requests};
 
-/// How long one `fs/watch/next` waits on the server.
+/// How long one `fs/watchNext` waits on the server.
 const WATCH_WAIT: Duration = Duration::from_secs(30);
 
 /// A line that matches, or a line of its context.
@@ -143,7 +143,7 @@ impl Search {
             };
             let found: Result<Vec<_>, _> = page.matches.into_iter().map(|line| found_line(path, line)).collect();
             if page.done && page.summary.is_none() {
-                return Err(FileError::invalid_data("search", path, "the answer has no summary"));
+                return Err(FileError::invalid_data("search", path, "the last page has no summary"));
             }
             self.summary = page.summary;
             self.handle.is_open = self.summary.is_none();

@@ -73,24 +73,24 @@ impl BodyStreams {
         format!("buffered-{}", table.last_buffered)
     }
 
-    pub(super) fn add(&self, name: String, epoch: u64, window: Option<u64>) {
+    pub(super) fn add(&self, request_id: String, epoch: u64, window: Option<u64>) {
         let entry = BodyStream { epoch, window, ..BodyStream::default() };
-        self.table.lock().streams.insert(name, entry);
+        self.table.lock().streams.insert(request_id, entry);
     }
 
     /// Removes a stream. Returns whether the server is still sending it.
-    pub(super) fn remove(&self, name: &str, epoch: u64) -> bool {
+    pub(super) fn remove(&self, request_id: &str, epoch: u64) -> bool {
         let mut table = self.table.lock();
-        if table.streams.get(name).is_none_or(|entry| entry.epoch != epoch) {
+        if table.streams.get(request_id).is_none_or(|entry| entry.epoch != epoch) {
             return false;
         }
-        let Some(entry) = table.streams.remove(name) else { return false };
+        let Some(entry) = table.streams.remove(request_id) else { return false };
         table.buffered -= entry.buffered();
         entry.end.is_none()
     }
 
-    /// Handles a piece. A piece without a stream is ignored. A piece that breaks a rule fails its stream. An oversized piece, which no
-    /// correct server sends, closes the link.
+    /// Handles a piece. A piece without a stream, or after the end of its stream, is ignored. A piece that breaks a rule fails its stream.
+    /// An oversized piece, which no correct server sends, closes the link.
     pub(crate) fn receive(&self, delta: wire::BodyDeltaParams<'_>) -> Result<(), CloseReason> {
         const TOO_LARGE: CloseReason = CloseReason::Protocol("a piece of an HTTP body is larger than 1 MiB");
         // Check the length before decoding. The text can stand for up to two bytes more than the limit, so the bytes are checked again.
@@ -132,10 +132,10 @@ impl BodyStreams {
         Ok(())
     }
 
-    pub(super) fn take(&self, name: &str, epoch: u64, waker: &Waker) -> BodyRead {
+    pub(super) fn take(&self, request_id: &str, epoch: u64, waker: &Waker) -> BodyRead {
         let mut table = self.table.lock();
         let BodyTable { streams, buffered, .. } = &mut *table;
-        let Some(entry) = streams.get_mut(name).filter(|entry| entry.epoch == epoch) else {
+        let Some(entry) = streams.get_mut(request_id).filter(|entry| entry.epoch == epoch) else {
             return BodyRead::End(Err(Error::Disconnected { reason: None }));
         };
         if let Some(bytes) = entry.pieces.pop_front() {
@@ -157,9 +157,9 @@ impl BodyStreams {
     pub(crate) fn due_acks(&self, epoch: u64) -> Vec<wire::AckParams> {
         let mut table = self.table.lock();
         let due = table.streams.iter_mut().filter(|(_, entry)| entry.epoch == epoch && entry.is_ack_due());
-        let acks = due.map(|(name, entry)| {
+        let acks = due.map(|(request_id, entry)| {
             entry.acked = entry.taken;
-            wire::AckParams { request_id: name.clone(), seq: entry.taken }
+            wire::AckParams { request_id: request_id.clone(), seq: entry.taken }
         });
         acks.collect()
     }

@@ -1,7 +1,8 @@
 //! A cursor over the events of one process: every event in order, once, from any sequence number on.
 //!
 //! Events come from the log if it still has them. Older ones are read back from the server, and those that the server no longer has appear
-//! as a gap. An event counts as consumed when the reader asks for the next one. Until then the client or the server keeps it.
+//! as a gap. An event counts as consumed when the reader asks for the next one. Until then the client or the server keeps it, unless the
+//! process drops its oldest output or was attached without `hold`.
 
 use std::{
     collections::VecDeque,
@@ -21,10 +22,11 @@ use crate::{error::Error, transport::BoxFuture};
 pub struct Events {
     shared: Arc<ProcessShared>,
     id: u64,
-    /// The last sequence number that was returned.
+    /// The last sequence number that was returned; at first, the number after which the cursor begins.
     position: u64,
-    /// Events from before the log's beginning, read back from the server.
+    /// Events that the log no longer has in memory, read back from the server.
     older: VecDeque<Event>,
+    /// The read that fetches `older`.
     reading: Option<BoxFuture<'static, Result<VecDeque<Event>, Error>>>,
     is_over: bool,
 }
@@ -40,7 +42,8 @@ impl Events {
         std::future::poll_fn(|cx| self.poll_next_event(cx)).await
     }
 
-    /// The last sequence number that was returned. Another cursor continues from here with `Process::events_after`.
+    /// The last sequence number that was returned; at first, the number after which the cursor begins. Another cursor continues from here
+    /// with `Process::events_after`.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.position

@@ -19,7 +19,7 @@ pub enum Event {
         /// Output bytes of the process before this event, if the server reports offsets.
         offset: Option<u64>,
     },
-    /// These events are no longer available. Either the overflow policy dropped them, or they exceeded what the server keeps.
+    /// These events are no longer available. Either the overflow policy dropped them, or they exceeded what the server and the client keep.
     Gap {
         /// The first missing sequence number.
         from_seq: u64,
@@ -59,7 +59,7 @@ pub struct Exit {
     pub usage: Option<wire::Usage>,
     /// The server's limits that the process, or a process that it started, has reached.
     pub limits_hit: Vec<wire::Limit>,
-    /// Whether a sandbox was the reason, if the server reports it.
+    /// Whether the sandbox is the likely reason why the process failed, if the server reports it.
     pub sandbox_denied: Option<bool>,
 }
 

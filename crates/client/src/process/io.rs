@@ -84,6 +84,7 @@ impl AsyncWrite for Stdin {
             self.shared.start_sender(must_start_sender);
             self.closing = Some(closed);
         }
+        // `closing` was set above or by an earlier call.
         let Some(closing) = &mut self.closing else { return Poll::Ready(Ok(())) };
         let closed = ready!(Pin::new(closing).poll(cx));
         self.closing = None;

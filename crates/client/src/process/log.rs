@@ -1,8 +1,9 @@
 //! The event log of a process handle. The connection fills it, cursors read it, and it outlives every connection.
 //!
 //! The log guarantees order and bounds memory. It publishes an event only after the previous one. It keeps a published event until every
-//! cursor has consumed it, plus some history for cursors that are created later. The lowest cursor determines what is acknowledged. With
-//! acknowledgements, a slow reader therefore blocks the process, but loses nothing. [`WhenFull`] says what happens without them.
+//! cursor has consumed it, plus some history for cursors that are created later. The log acknowledges events up to the position of the
+//! slowest cursor. With acknowledgements, a slow reader therefore blocks the process, but loses nothing. [`WhenFull`] says what happens
+//! without acknowledgements.
 //!
 //! Failure paths: a [`ProtocolViolation`], for example a skipped sequence number or more output than the window allows, fails only this
 //! log.
@@ -28,10 +29,11 @@ mod event_runs;
 /// Consumed output that is kept for cursors that are created later: 1 MiB, which is also what every server keeps at least.
 const HISTORY_BYTES: u64 = 1 << 20;
 
-/// Events that are kept if all are consumed. With small pieces of output, 1 MiB of history would be too many events.
+/// Consumed events are dropped while the log holds more events than this. With small pieces of output, 1 MiB of history would be too many
+/// events.
 const HISTORY_EVENTS: usize = 4096;
 
-/// Limits for events that arrive before an earlier one.
+/// Limits for the events that wait until an earlier one arrives.
 const EARLY_EVENTS: usize = 256;
 const EARLY_BYTES: u64 = 1 << 20;
 
@@ -42,7 +44,7 @@ const EMPTY_EVENTS: usize = 1 << 16;
 /// How a server sends the events of a process, and what happens when it is too far ahead of the readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FlowPolicy {
-    /// Consumed output is acknowledged, a quarter of this window at a time. `None`: the server has no acknowledgements.
+    /// Consumed output is acknowledged when it amounts to a quarter of this window. `None`: nothing is acknowledged.
     pub(crate) ack_window: Option<u64>,
     /// Whether events arrive in order. If not, the log keeps an early event until the earlier ones have arrived.
     pub(crate) is_ordered: bool,
@@ -52,11 +54,11 @@ pub(crate) struct FlowPolicy {
 /// What happens when a process is too far ahead of the readers of its log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WhenFull {
-    /// The server has violated its window. The process fails.
+    /// The server has violated its window. The log fails, and with it the handle of the process.
     Fail,
     /// Nothing: the task that fills the log waits for room by itself.
     Ignore,
-    /// The oldest events are dropped. A later reader finds a gap.
+    /// The oldest events are dropped. A reader that still needs them asks the server, and gets a gap if the server has dropped them, too.
     DropOldest,
     /// The client stops reading the connection until the reader has caught up. Without a reader, the oldest events are dropped.
     BlockConnection,
@@ -68,12 +70,12 @@ impl FlowPolicy {
         Self { ack_window: Some(window), is_ordered: true, when_full: WhenFull::Fail }
     }
 
-    /// The client reads the events itself.
+    /// The client fetches the events with `process/read`.
     pub(crate) fn polled(ack_window: Option<u64>) -> Self {
         Self { ack_window, is_ordered: true, when_full: WhenFull::Ignore }
     }
 
-    /// The server does not wait for the reader.
+    /// The server sends events without waiting for the reader.
     pub(crate) fn observed() -> Self {
         Self { ack_window: None, is_ordered: true, when_full: WhenFull::DropOldest }
     }
@@ -94,7 +96,7 @@ const OVERRUN: ProtocolViolation = ProtocolViolation("the server sent more than 
 /// The result of appending an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Appended {
-    /// The event was appended, or was known already.
+    /// The event was published, was kept until an earlier one arrives, or was ignored.
     Accepted,
     /// The process is too far ahead of an existing reader: stop reading the connection until the reader has caught up.
     ReaderBehind,
@@ -132,7 +134,7 @@ struct LogState {
     next_cursor: u64,
     /// The number of callers that wait for the end and read no events.
     waiting: usize,
-    /// Every reader has consumed the events up to this number.
+    /// The events up to this number count as consumed: every reader has consumed them, or they were dropped.
     taken: u64,
     /// Output bytes published after `taken`.
     untaken_bytes: u64,
@@ -158,7 +160,7 @@ struct CursorSlot {
 pub(crate) enum CursorRead {
     /// The next event.
     Event(Event),
-    /// The events after the cursor's position are no longer in memory. Contains the first number that is.
+    /// Events after the cursor's position are no longer in memory. Contains the number after the last of them.
     Before(u64),
     /// The process is closed and every event was read.
     End,
@@ -180,12 +182,13 @@ impl EventLog {
         Self { began_after: after, state: Mutex::new(state), wake: watch::Sender::new(after), consumed: Notify::new() }
     }
 
-    /// Appends an event. A new event is published, together with early events that waited for it. An early event is kept; a known one is
-    /// ignored.
+    /// Appends an event. An event that continues the log is published, together with the early events that waited for it. An early event is
+    /// kept. An event that was published already, or that comes after the end, is ignored.
     pub(crate) fn append(&self, event: Event) -> Result<Appended, ProtocolViolation> {
         let mut state = self.state.lock();
         let event = state.renumber_late_end(event);
         let Some((from, to)) = event.span() else { return Ok(Appended::Accepted) };
+        // `u64::MAX` has no next number.
         if from > to || to == u64::MAX {
             return Err(ProtocolViolation("impossible sequence number"));
         }
@@ -242,7 +245,7 @@ impl EventLog {
         self.wake.subscribe()
     }
 
-    /// Records how the process ended without an event, because the exit event may lie before the log's beginning.
+    /// Records how the process ended, without an event: the exit event may lie before the log's beginning.
     pub(crate) fn record_exit(&self, exit: Exit) {
         self.state.lock().recorded_exit = Some(exit);
     }
@@ -293,6 +296,7 @@ impl EventLog {
     /// Removes a reader. Everything up to `position` counts as consumed by it.
     pub(crate) fn remove_cursor(&self, id: u64, position: u64) {
         let mut state = self.state.lock();
+        // `release_consumed` sees only the remaining readers, so record here what the last reader has consumed.
         if state.cursors.remove(&id).is_some() && state.cursors.is_empty() {
             state.consume(position);
         }
@@ -390,7 +394,8 @@ impl EventLog {
 impl LogState {
     /// Renumbers the end of a lost process so that it follows every event received so far. A server whose holder died knows only the output
     /// on disk. It may give the exit or the close a number below events that it had sent from memory. The log would then ignore the end as
-    /// a duplicate, and readers would wait forever.
+    /// a duplicate, and readers would wait forever. A close is renumbered whatever the exit's cause: it is the last event, so a number
+    /// below published events cannot be right.
     fn renumber_late_end(&self, event: Event) -> Event {
         let is_late = |seq: u64| seq < self.next && self.closed.is_none();
         match event {
@@ -437,9 +442,10 @@ impl LogState {
         Event::Gap { from_seq: from_seq.max(self.next), to_seq, bytes: rest }
     }
 
-    /// Output bytes reported from number `from` on. `None` if they are unknown: an event spans `from`, was dropped from memory, or is a gap
-    /// without a byte count.
+    /// Output bytes of the published events from number `from` on. `None` if they are unknown: an event spans `from`, was dropped from
+    /// memory, or is a gap without a byte count.
     fn reported_bytes(&self, from: u64) -> Option<u64> {
+        // `offset` counts from the first event on, also if events were dropped from memory.
         if from == 1 {
             return self.offset;
         }
@@ -480,7 +486,7 @@ impl LogState {
     fn enforce_bounds(&mut self) -> Result<Appended, ProtocolViolation> {
         match self.flow_policy.when_full {
             WhenFull::Fail => {
-                // Twice the window, because acknowledgements are in flight, plus the history.
+                // Twice the window, because acknowledgements are in flight, and 1 MiB of tolerance.
                 let window = self.flow_policy.ack_window.unwrap_or_default();
                 let most = window.saturating_mul(2).saturating_add(HISTORY_BYTES);
                 let is_within = self.untaken_bytes <= most && self.events.empty <= EMPTY_EVENTS;
@@ -553,6 +559,7 @@ impl LogState {
                 CursorRead::Event(trimmed(event, position + 1))
             });
         }
+        // Events after `position` were published, but none is in memory.
         if position < self.next - 1 {
             return Poll::Ready(CursorRead::Before(self.next));
         }

@@ -70,9 +70,9 @@ pub struct ReadResult {
     pub exit_code: Option<i32>,
     /// Whether the process has exited and all of its output has been reported.
     pub closed: bool,
-    /// Why the server cannot report more about the process, if it cannot.
+    /// If the server has lost the holder process, or the session is lost: a text that says so.
     pub failure: Option<String>,
-    /// Whether a sandbox denied the process an operation.
+    /// Whether the sandbox is the likely reason why the process failed. A hint, not a proof.
     pub sandbox_denied: bool,
     /// The requested output that the server no longer has.
     pub gap: Option<wire::Gap>,
@@ -153,7 +153,7 @@ impl Process {
         self.shared.log.failed()
     }
 
-    /// A receiver of the highest sequence number received. It changes with every event, and when the handle fails.
+    /// A receiver of the highest sequence number received. It changes with every new event, and when the handle fails.
     #[must_use]
     pub fn wake(&self) -> watch::Receiver<u64> {
         self.shared.log.wake()
@@ -217,7 +217,7 @@ impl Process {
         let _waiting = WaitGuard::new(&self.shared);
         let mut wake = self.shared.log.wake();
         loop {
-            // Before the checks, so that `changed` also returns for an event that arrives between them.
+            // Mark before the checks, so that `changed` also returns for an event that arrives after them.
             wake.mark_unchanged();
             if self.shared.log.closed().is_some() {
                 return self.exit().ok_or_else(|| Error::Protocol("the process closed without an exit".to_owned()));

@@ -1,5 +1,5 @@
-//! Fetches events that no notification will deliver: after a cut, before the log's beginning, and for processes that existed before this
-//! client resumed the session.
+//! Fetches events that no notification will deliver: those of a cut, those before the first event that a log has in memory, and those of
+//! processes that existed before this client resumed the session.
 //!
 //! Events can be rebuilt from the answer to a `process/read`. Output has its sequence numbers. The exit has the number that is missing
 //! among them. The close has the last number. An answer that contradicts these rules fails only the handle of its process.
@@ -67,7 +67,7 @@ pub(crate) async fn catch_up(session: &Session, link: &ServerLink) -> Result<(),
 }
 
 /// Subscribes again to a process of another session, after the last event received. `from_seq` asks the server to keep everything after the
-/// log's beginning. The acknowledgement of what was consumed follows right after this call.
+/// log's beginning. The caller acknowledges right afterwards what was consumed, so that the server keeps only the rest.
 pub(crate) async fn subscribe(link: &ServerLink, key: &ProcessKey, log: &EventLog, hold: bool) -> Result<(), Error> {
     let ProcessKey { process_id, session_id } = key.clone();
     let after_seq = Some(log.next() - 1);
@@ -76,7 +76,7 @@ pub(crate) async fn subscribe(link: &ServerLink, key: &ProcessKey, log: &EventLo
     link.call::<requests::ProcessSubscribe>(&params).await.map(drop)
 }
 
-/// Reads the events between a cursor and the beginning of its log.
+/// Reads the events between a cursor's position and `first`, the number of the first event that its log has in memory.
 pub(super) async fn read_back(shared: &ProcessShared, position: u64, first: u64) -> Result<VecDeque<Event>, Error> {
     let gap = || VecDeque::from([Event::Gap { from_seq: position + 1, to_seq: first - 1, bytes: None }]);
     if !shared.session().generation().has_process_methods() {
@@ -95,6 +95,7 @@ pub(super) async fn read_back(shared: &ProcessShared, position: u64, first: u64)
     let mut events: VecDeque<Event> =
         events.into_iter().filter(|event| event.span().is_some_and(|(from, _)| from < first)).collect();
     match events.back_mut() {
+        // The gap is cut off before `first`. The bytes of the remaining part are unknown.
         Some(Event::Gap { to_seq, bytes, .. }) if *to_seq >= first => (*to_seq, *bytes) = (first - 1, None),
         Some(_) => {}
         None => return Ok(gap()),
@@ -199,7 +200,7 @@ fn process_pages(session: &Session, scope: wire::Scope) -> impl Stream<Item = Re
     })
 }
 
-/// Records the end of a process whose exit or close lies before the beginning of its log, and which no event will report.
+/// Records the end of a process, because its exit or close may lie before the beginning of its log. No event would then report it.
 pub(crate) fn record_end(log: &EventLog, info: &wire::ProcessInfo, after: u64, source: EventSource) {
     let is_over = info.closed && info.next_seq <= after.saturating_add(1);
     // A polled log finds out with its first read whether the exit lies before its beginning.
@@ -222,8 +223,8 @@ pub(crate) fn append_read(
     let exit_in_read = exit_of_read(&read.end);
     let is_over = read.end.closed && read.end.next_seq <= after.saturating_add(1);
     // An exit that was not learned from an event has no sequence number; 0 matches no event.
-    let known = log.exit_at().or_else(|| log.recorded_exit().map(|exit| (0, exit)));
-    let events = rebuild(after, read, known)?;
+    let known_exit = log.exit_at().or_else(|| log.recorded_exit().map(|exit| (0, exit)));
+    let events = rebuild(after, read, known_exit)?;
     let is_reported = log.exit().is_some() || events.iter().any(|event| matches!(event, Event::Exited { .. }));
     if let Some(exit_in_read) = exit_in_read.filter(|_| !is_reported) {
         log.record_exit(exit.clone().unwrap_or(exit_in_read));
@@ -232,15 +233,15 @@ pub(crate) fn append_read(
         log.record_closed(Totals::default());
     }
     for mut event in events {
-        if let (Event::Exited { exit: known, .. }, Some(more)) = (&mut event, &exit) {
-            *known = more.clone();
+        if let (Event::Exited { exit: rebuilt, .. }, Some(detailed)) = (&mut event, &exit) {
+            *rebuilt = detailed.clone();
         }
         appended = log.append(event)?;
     }
     Ok(appended)
 }
 
-/// The exit as far as a read reports it.
+/// The exit with the details that a read reports: its code, and `sandbox_denied`.
 fn exit_of_read(end: &wire::ReadEnd) -> Option<Exit> {
     let code = end.exit_code.filter(|_| end.exited)?;
     Some(Exit { sandbox_denied: end.sandbox_denied.then_some(true), ..Exit::of_code(code) })
@@ -275,6 +276,7 @@ pub(crate) fn rebuild(
         if chunk.seq == u64::MAX {
             return Err(ProtocolViolation("impossible sequence number"));
         }
+        // A chunk from before the requested range, or a repeated one.
         if chunk.seq < next {
             continue;
         }
@@ -288,12 +290,13 @@ pub(crate) fn rebuild(
         events.push(Event::Output { seq: chunk.seq, stream: chunk.stream, bytes, offset: None });
         next = chunk.seq + 1;
     }
-    let tail = if end.closed { end.next_seq.saturating_sub(1) } else { end.next_seq };
-    if tail > next {
-        holes.push((next, tail - 1));
+    // The number of the close, or of the next event. A close before the requested range is not an event of this read.
+    let close_or_next = if end.closed { end.next_seq.saturating_sub(1) } else { end.next_seq };
+    if close_or_next > next {
+        holes.push((next, close_or_next - 1));
     }
-    if end.closed && tail > after {
-        events.push(Event::Closed { seq: tail, totals: Totals::default() });
+    if end.closed && close_or_next > after {
+        events.push(Event::Closed { seq: close_or_next, totals: Totals::default() });
     }
     let exit = match known_exit {
         Some(known) => Some(known),
@@ -309,8 +312,8 @@ pub(crate) fn rebuild(
         }
         None => None,
     };
-    // A server may count the bytes of a gap from the very beginning of the output and not from `after`. Use the count only if both are the
-    // same. If the exit divides a gap, the first part gets all of the bytes, as in a notification.
+    // A server may count the bytes of a gap from the very beginning of the output and not from `after`. Use the count only if `after` is
+    // the beginning. If the exit divides a gap, the first part gets all of the bytes, as in a notification.
     let counted = end.gap.as_ref().filter(|_| after == 0);
     let mut gap_bytes = counted.map_or(0, |gap| gap.bytes);
     let is_counted = |to_seq: u64| counted.is_some_and(|gap| to_seq <= gap.to_seq);

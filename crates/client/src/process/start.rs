@@ -65,8 +65,8 @@ impl Start {
         /// Sets `TERM` for a process on a terminal.
         term(term: impl Into<String>) => params.term = Some(term.into());
 
-        /// Opens a stdin that can be written to. Without it, and without a terminal, the process reads EOF.
-        pipe_stdin(keep: bool) => params.pipe_stdin = keep;
+        /// Opens a stdin that can be written to. Without a pipe or a terminal, the process reads EOF.
+        pipe_stdin(open: bool) => params.pipe_stdin = open;
 
         /// Sets `argv[0]` of the program.
         arg0(name: impl Into<String>) => params.arg0 = Some(name.into());

@@ -22,7 +22,7 @@ mod sender;
 
 pub(super) use sender::run_sender;
 
-/// Limits of the queue: enough to fill a link with a latency of a fifth of a second at 50 MB/s.
+/// Limits of the queue: a sixth of a second at 50 MB/s, and this many writes. A single write may be larger.
 const WAITING_BYTES: usize = 8 << 20;
 const WAITING: usize = 256;
 
@@ -49,6 +49,7 @@ pub(crate) struct StdinQueue {
 #[derive(Debug, Default)]
 struct StdinQueueState {
     queue: VecDeque<QueuedItem>,
+    /// Bytes of the queued writes.
     bytes: usize,
     next_id: u64,
     has_sender: bool,

@@ -14,7 +14,7 @@ use crate::{
     server_link::DialError,
 };
 
-/// The longest pause between two attempts, so that a caller that waits for a server to start notices it soon.
+/// The longest pause between two attempts, so that a caller that waits for a server connects soon after the server has started.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 pub(super) struct FirstConnect {
@@ -41,6 +41,7 @@ impl FirstConnect {
     /// Returns the pause before the next attempt, or `None` if the failure is to be reported. Retries for the time that the caller set, and
     /// after this failure for at least `within`. Both count from the first attempt.
     pub(super) fn pause_after(&mut self, dial_error: &DialError, within: Duration) -> Option<Duration> {
+        // A peer that violates the protocol is not an exec-server, so a retry does not help.
         if !dial_error.is_worth_retrying || dial_error.is_violation {
             return None;
         }

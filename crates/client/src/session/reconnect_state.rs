@@ -12,7 +12,7 @@ use crate::{
 /// A link that lasted this long counts as a success: the backoff and the counts of violations and short links start over.
 const SETTLED: Duration = Duration::from_millis(200);
 
-/// The client gives up on a server after this many protocol violations on links that did not last.
+/// The client gives up on a server after this many protocol violations. A link that lasted restarts the count.
 const VIOLATIONS_MAX: u32 = 5;
 
 /// The pause before the client replaces the second and each later link in a row that did not last.
@@ -29,8 +29,8 @@ pub(super) struct ReconnectState {
     violations: u32,
     /// How many links in a row did not last.
     short_links: u32,
-    /// Whether an earlier attempt ended without an answer. Such an attempt (a ghost) can reach the server late and take the session from
-    /// the current link. The client must then resume the session, because no other client has it.
+    /// Whether the link of an earlier attempt broke before the answer. Such an attempt (a ghost) can reach the server late and take the
+    /// session from the current link. The client must then resume the session, because no other client has it.
     has_ghost: bool,
 }
 

@@ -146,7 +146,8 @@ impl<E: Fn(&RunningProgram, ProgramExit) -> Error + Send + Sync> Carrier for Pro
 }
 
 impl RunningProgram {
-    /// How the program ended, called after EOF on its stdout; `None` if it still runs after `EXIT_WITHIN`.
+    /// Waits up to `EXIT_WITHIN` for the program to exit, and returns how it ended; `None` if it still runs. Call it after EOF on the
+    /// program's stdout.
     pub(super) async fn exit(&self) -> Option<ProgramExit> {
         // Keep the readiness, so that this function can be called again.
         time::timeout(EXIT_WITHIN, self.exited.readable()).await.ok()?.ok()?.retain_ready();
@@ -171,7 +172,8 @@ impl RunningProgram {
         }
     }
 
-    /// Starts the thread that ends the program; `None` if the program has exited already.
+    /// Starts the thread that ends the program. Returns `None` if there is no thread to wait for: the program has been ended before, has
+    /// exited, or was killed because the thread could not be created.
     fn start_ending(&mut self) -> Option<oneshot::Receiver<()>> {
         let ending = self.ending.take()?;
         if ending.has_exited() {
@@ -207,7 +209,7 @@ struct EndingProgram {
 }
 
 impl EndingProgram {
-    /// Takes the steps described in the module documentation. Blocks.
+    /// Takes the steps described in the module documentation; dropping `self` takes the last two. Blocks.
     fn run(mut self) {
         for (grace, signal) in [(EOF_GRACE, Signal::TERM), (TERM_GRACE, Signal::KILL)] {
             if self.exits_within(grace) {

@@ -125,6 +125,7 @@ impl Ssh {
 
     fn command(&self) -> Command {
         let mut command = launch::command("sh".as_ref());
+        // No terminal, and no forwarding of X11 or of the agent.
         command.args(["-c", LAUNCHER]).arg(&self.program).args(["-T", "-x", "-a"]).args(&self.options);
         for option in OPTIONS {
             command.args(["-o", option]);
@@ -192,7 +193,7 @@ impl Ssh {
         }
         let port = self.port.map(|port| format!("-p {port} ")).unwrap_or_default();
         format!(
-            "there is no `exec-server` on {login}, neither in PATH nor in ~/.local/bin; for the same kind of machine \
+            "there is no `exec-server` on {login}, not in PATH, ~/.local/bin or ~/.cargo/bin; for the same kind of machine \
              this installs it: ssh {port}{login} 'mkdir -p .local/bin && cat >.local/bin/exec-server && \
              chmod +x .local/bin/exec-server' <\"$(command -v exec-server)\"; \
              if it is elsewhere, add its path: {self}/path/to/exec-server"

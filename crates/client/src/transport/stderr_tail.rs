@@ -55,7 +55,7 @@ impl StderrTail {
         }
     }
 
-    /// The last `SHOWN_LINES` lines, joined into one; empty if there are none.
+    /// The last `SHOWN_LINES` lines, joined into one; empty if there are none. Ends the incomplete last line, as `last` does.
     pub(super) fn text(&self) -> String {
         let mut state = self.state.lock();
         state.end_line();

@@ -137,12 +137,13 @@ impl FromStr for Target {
         if scheme.eq_ignore_ascii_case("stdio") {
             return Ok(command(rest)?.into());
         }
-        let known = ["ws", "wss", "unix", "ssh"].into_iter().find(|known| scheme.eq_ignore_ascii_case(known));
-        let known = known.ok_or(TargetError { what: "the scheme is not known" })?;
+        let found = ["ws", "wss", "unix", "ssh"].into_iter().find(|name| scheme.eq_ignore_ascii_case(name));
+        let name = found.ok_or(TargetError { what: "the scheme is not known" })?;
         let rest = rest.strip_prefix("//").ok_or(TargetError { what: "`//` is missing after the scheme" })?;
-        match known {
-            "ws" | "wss" => web_socket(known == "wss", rest),
+        match name {
+            "ws" | "wss" => web_socket(name == "wss", rest),
             "unix" => unix_socket(rest),
+            // Only `ssh` is left.
             _ => Ok(Ssh::parse(rest)?.into()),
         }
     }

@@ -58,7 +58,7 @@ mod with_rustls {
         File { path: PathBuf, source: pem::Error },
         #[error("there is no certificate in `{}`", path.display())]
         NoCertificate { path: PathBuf },
-        #[error("this system has no certificate authorities; name a CA file")]
+        #[error("this system has no certificate authorities; pass a CA file with `--tls-ca`")]
         NoSystemRoots,
         #[error("the host is neither a valid DNS name nor an IP address")]
         Name,

@@ -27,7 +27,7 @@ use crate::{
 /// Limit for items in flight. The server holds writes that the process does not read, so this bounds the memory of both sides.
 const IN_FLIGHT_MAX: usize = 16;
 
-/// The first and the longest pause before a write is repeated for which the server had no room.
+/// Bounds of the first and of the longest pause before a write is sent again for which the server, or the table of calls, had no room.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
@@ -161,6 +161,7 @@ impl<'a> StdinSender<'a> {
 
     /// The answer to the first item in flight. Cancel safe: an answer that is not returned stays.
     async fn answer(&mut self) -> Result<Box<RawValue>, Error> {
+        // Cannot be empty: the callers wait only for items in flight.
         let Some(first) = self.in_flight.front_mut() else { return Err(Error::Disconnected { reason: None }) };
         let answer = first.answer.as_mut().await;
         self.link.end_write(first.bytes);
@@ -181,7 +182,8 @@ impl<'a> StdinSender<'a> {
             (Ok(_) | Err(_), None) => {}
         }
         self.input.complete_first(outcome);
-        // Once nothing is in flight, the items of the earlier link have normally been sent again and answered.
+        // Once nothing is in flight, the items of the earlier link have normally been sent again and answered. The flag affects only the
+        // reported status of a close.
         self.is_repeated &= !self.in_flight.is_empty();
         self.backoff = Backoff::new(PAUSE_FIRST, PAUSE_MAX);
     }
@@ -254,6 +256,7 @@ fn outcome(input: &StdinQueue, at: usize, answer: &RawValue, is_repeated: bool) 
         Some(StdinItem::Write { .. }) if !input.has_process_methods => {
             command::write_status(answer).map(ItemOutcome::Write)
         }
+        // `None` cannot occur: an item stays queued until its answer is handled.
         Some(StdinItem::Write { .. }) | None => {
             serde_json::from_str::<wire::WriteResult>(text).map(|result| ItemOutcome::Write(result.status))
         }
