@@ -1,4 +1,5 @@
-//! `exec-server mcp`: runs MCP servers on an executor, and offers an executor as an MCP server. Dispatches to one module per command.
+//! `exec-server mcp`: runs MCP servers on an executor, and offers an executor as an MCP server. The commands `list`, `status` and `call`
+//! are in the module `manage`; `bridge` and `serve` have a module each.
 
 mod bridge;
 mod manage;

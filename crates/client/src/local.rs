@@ -8,7 +8,7 @@
 //!
 //! The processes that a client starts are not children of this program: a holder process owns them, and a spawner process forks holders. A
 //! program provides a spawner in one of two ways. It calls [`embed`] as the first statement of its `main`, while it has no other thread. Or
-//! it sets [`LocalConfig::program`] to the path of `exec-server`, at any time. No holder exists until the first process is started.
+//! it sets [`LocalConfig::program`] to the path of `exec-server`, at any time. A session has no holder until its first process is started.
 //!
 //! Failure paths: if the program provides no spawner, [`Local::start`] fails with an error that says what to do. If this program is killed,
 //! its holders notice that their connection to it has closed. They end their processes when the session's time-to-live is over. The

@@ -73,7 +73,7 @@ pub struct OpenFile {
 pub struct ReadBlock {
     /// Number of bytes read. It is less than the size of the buffer only at the end of the file and before a hole, and 0 at a hole.
     pub len: usize,
-    /// Whether the file has fewer bytes than requested.
+    /// Whether the file ends before the buffer is full. False at a hole, and for a block that ends before a hole.
     pub eof: bool,
     /// Length of the hole at the offset, or 0.
     pub hole: u64,
@@ -131,7 +131,8 @@ impl OpenFile {
         }
     }
 
-    /// Reads a part of the file. If the part has more than `most` bytes, returns an error that contains `advice`.
+    /// Reads a part of the file. If the part has more than `most` bytes, returns an error that contains `advice`. For lines, the limit is
+    /// checked only once per `STEP`, so the result may exceed it by up to `STEP` bytes.
     pub fn read(&self, range: ReadRange, most: u64, advice: &'static str, cancel: &Cancel) -> Result<FileContent> {
         let too_large = || ErrorKind::TooLarge { most, advice };
         attempt("read", &self.path, || {
@@ -262,7 +263,7 @@ fn read_into(file: &File, buf: &mut [u8], offset: u64, cancel: &Cancel) -> Resul
 }
 
 /// Reads `count` lines from line number `first` on, and says whether they reach the end of the file. `None` if they have more than
-/// `most` bytes.
+/// `most` bytes. The check runs at the end of each `STEP`, so it misses the last one if the lines end inside it and the file goes on.
 fn read_lines(
     file: &File,
     first: u64,

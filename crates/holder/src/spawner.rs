@@ -1,12 +1,12 @@
 //! The spawner: a process forked at the top of `main`, which forks one holder per session and builds views of the file
 //! system (`view`).
 //!
-//! This module creates holders: fork, session, fds, signals and process attributes. The spawner stays single-threaded,
-//! so its forks may allocate and run any code. If the host program already has threads, the spawner is a separate
-//! program that is started by path (`exec`).
+//! This module creates holders: fork, `setsid`, fds, signals and process attributes. The spawner stays single-threaded,
+//! so its forks may allocate and run any code. A program that already has threads, such as one that embeds exec-server
+//! as a library, cannot fork the spawner: it starts the spawner as a separate program by path (`exec`).
 //!
-//! The spawner is a subreaper: the descendants of a dead holder become children of the spawner, even if they have left
-//! their session. The spawner kills them.
+//! The spawner is a subreaper: the descendants of a dead holder become children of the spawner, even if they have
+//! called `setsid`. The spawner kills them.
 //!
 //! Failure paths:
 //! - The server ends: holders continue. The spawner reads EOF and exits. If the state directory was created for that
@@ -42,8 +42,8 @@ pub const LOCK_NAME: &str = "lock";
 /// Name of the path socket in a session's directory.
 pub const SOCKET_NAME: &str = "sock";
 
-/// Name of the secret file in a session's directory. The server writes it before it creates the holder, and removes it
-/// if it cannot use the holder.
+/// Name of the secret file in a session's directory. The server writes it before it creates the holder, and removes or
+/// replaces it if it cannot use the holder.
 pub const SECRET_NAME: &str = "secret";
 
 /// Name of the tombstone in a session's directory, which says when the session expired.
@@ -97,8 +97,8 @@ impl SpawnerHandle {
     /// Requests a holder, and returns the controller's end of its socket pair. Returns as soon as the request is sent:
     /// success or failure shows on that socket.
     ///
-    /// `config.nofile` is `RLIMIT_NOFILE` as it was before the server raised its own. A forked holder is always
-    /// exclusive.
+    /// `config.nofile` is `RLIMIT_NOFILE` as it was before the server raised its own. `config.exclusive` is ignored:
+    /// the process of a forked holder serves nothing else, so the holder is always exclusive.
     pub fn create(&self, config: &HolderConfig) -> io::Result<OwnedFd> {
         let (ours, theirs) = socket_pair()?;
         rustix::io::ioctl_fionbio(&ours, true)?;
@@ -169,8 +169,9 @@ fn serve(socket: OwnedFd) {
     let Ok(signals) = become_guardian() else { return };
     let mut strays = StrayKiller::default();
     let mut guards = Vec::new();
-    // Keep one buffer for the life of the spawner. When a large buffer is freed, the allocator raises its mmap
-    // threshold and takes the next one from its heap, where every page costs memory. Holders would inherit that state.
+    // Keep one buffer for the life of the spawner. When glibc frees a large buffer, it raises its mmap threshold. The
+    // next buffer would then come from the heap, and zeroing it would touch every page. Holders would inherit that
+    // state.
     let mut buf = Vec::new();
     loop {
         let mut ready = [PollFd::new(&socket, PollFlags::IN), PollFd::new(&signals, PollFlags::IN)];

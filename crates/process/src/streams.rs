@@ -1,7 +1,8 @@
 //! Opens the pipes or the terminal between parent and child, before the spawn.
 //!
-//! It decides which end is nonblocking. It also moves the fds for the child to a number of at least `floor`, which is
-//! above the number of every fd in the child. So no fd is overwritten before it is placed.
+//! It decides which end is nonblocking. The child duplicates each of its fds to a target number, such as 0 for stdin.
+//! This module first moves the sources to numbers of at least `floor`, which is above every target number. So no
+//! duplication overwrites a source that is still needed.
 
 use std::{
     io,
@@ -67,7 +68,8 @@ impl StreamEnds {
     pub(crate) fn change_owner(&self, user: &ChildUser) -> Result<(), SpawnError> {
         let (uid, gid) = (rustix::fs::Uid::from_raw(user.uid), rustix::fs::Gid::from_raw(user.gid));
         for end in self.ours.slave.iter().chain(self.pipes.iter().flatten()) {
-            rustix::fs::fchown(end, Some(uid), Some(gid)).map_err(|errno| resources("owner of a stream", errno))?;
+            rustix::fs::fchown(end, Some(uid), Some(gid))
+                .map_err(|errno| resources("stream owned by the child's user", errno))?;
         }
         Ok(())
     }

@@ -35,7 +35,7 @@ pub enum FrameError {
         found: u8,
     },
     /// The message is shorter than the header, or shorter than header and write id.
-    #[error("a frame of {found} bytes ends within its header")]
+    #[error("a frame of {found} bytes ends within its header or write id")]
     Short {
         /// Length of the message in bytes.
         found: usize,

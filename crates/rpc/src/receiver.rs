@@ -29,12 +29,13 @@ const READ_MAX: usize = 256 * 1024;
 /// Room reserved at once for a frame with a large announced length: 8 MiB. A header alone cannot make us allocate more.
 const RESERVE_MAX: usize = 8 * 1024 * 1024;
 
-/// If the buffer has at least this much spare room, 4 KiB, the next read uses it. Otherwise the read gets a new buffer. So small
-/// messages share one allocation; with one buffer for each, every message that is still held would keep [`READ_MIN`] bytes alive.
+/// If the buffer has at least this much spare room, 4 KiB, the next read uses it. So small messages share one allocation; with one
+/// buffer for each, every message that is still held would keep [`READ_MIN`] bytes alive. If the buffer has less spare room,
+/// `BytesMut::reserve` makes room: in a new buffer if a message still shares this one.
 const SPARE_MIN: usize = 4 * 1024;
 
-/// Binary messages from this size on, 128 KiB, are read into a pooled buffer if they fit. These are blocks of files.
-/// Output comes in smaller messages, and one read takes several of them.
+/// Binary messages from this size on, 128 KiB, are read into a pooled buffer if they fit: blocks of files and large writes to
+/// stdin. Pushed output comes in smaller messages, and one read takes several of them.
 const POOLED_MIN: u64 = 128 * 1024;
 
 /// A message or control frame from the peer.
@@ -161,19 +162,20 @@ impl Receiver {
             return Ok(count);
         }
         let wanted = match (&self.framing, &self.frame) {
-            // To see that a line is too long takes two bytes beyond the limit: one, and a CR. A whole binary message takes
-            // `LINES_HEAD`, which is more. So never buffer more than that beyond the limit.
+            // Buffer at most `LINES_HEAD` bytes more than `max`: a whole binary message needs that many. A line needs only two
+            // more, because a CR after `max` bytes is allowed: the byte after it shows whether the line is too long.
             (Framing::Lines { max }, _) => (max.saturating_add(LINES_HEAD) - self.buf.len()).min(self.room),
-            // Up to the end of a large frame, so that its buffer holds nothing else and leaves with it. The length fits
-            // a `usize`, because `check_header` has compared it with `max`. Beyond `RESERVE_MAX`, reserve at most as much as
-            // has arrived: the buffer then doubles, instead of being copied for each further 8 MiB.
+            // If more than `room` bytes of the frame are missing, do not read beyond its end. Then the buffer of a large
+            // frame holds little else, and `take` gives the buffer away with the message. The length fits a `usize`, because
+            // `check_header` has compared it with `max`. Beyond `RESERVE_MAX`, reserve at most as much as has arrived: the
+            // buffer then doubles, instead of being copied for each further 8 MiB.
             (Framing::WebSocket { .. }, Some(header)) => {
                 (header.len as usize - self.buf.len()).clamp(self.room, RESERVE_MAX.max(self.buf.len()))
             }
             (Framing::WebSocket { .. }, None) => self.room,
         };
         let spare = self.buf.capacity() - self.buf.len();
-        // Use the spare room of the buffer if that is enough for a read. Otherwise `reserve` allocates a new buffer.
+        // Use the spare room of the buffer if that is enough for a read. Otherwise `reserve` makes room.
         let wanted = if spare >= wanted.min(SPARE_MIN) { spare.min(wanted) } else { wanted };
         self.buf.reserve(wanted);
         let count = self.reader.read_buf(&mut (&mut self.buf).limit(wanted)).await?;
@@ -305,7 +307,7 @@ impl Receiver {
         }
     }
 
-    /// Checks a header against the message in progress, before any of the payload is buffered.
+    /// Checks a header against the message in progress, before memory for the payload is reserved.
     fn check_header(&self, header: &FrameHeader, max: usize) -> Result<(), CloseReason> {
         let before = match (header.opcode, &self.partial) {
             (Opcode::Continuation, None) => return Err(CloseReason::Protocol("continuation without a message")),

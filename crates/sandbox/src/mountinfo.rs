@@ -7,7 +7,7 @@ use std::{ffi::OsString, os::unix::ffi::OsStringExt as _, path::PathBuf};
 pub(crate) struct MountInfo {
     pub(crate) id: u64,
     pub(crate) device: String,
-    /// The directory of the device's file system that is mounted.
+    /// What the mount shows: the path of a directory or file within the device's file system.
     pub(crate) root: PathBuf,
     /// The mount point.
     pub(crate) at: PathBuf,

@@ -17,7 +17,8 @@ use crate::rules::{Access, AccessRule, AccessRules};
 /// Devices that programs expect and that reveal nothing.
 const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
 
-/// The mount point of devpts. The view of a process has its own instance, unless the policy names this path.
+/// The mount point of devpts. A process with restricted files gets a new instance, unless the policy names this path or
+/// grants `/dev`.
 const TERMINALS: &str = "/dev/pts";
 
 /// Symbolic links that programs expect in `/dev`.
@@ -34,7 +35,8 @@ const DEVICE_LINKS: [(&str, &str); 5] = [
 pub enum ViewPurpose {
     /// A process with restricted files. It gets `/proc` and a few devices.
     Process,
-    /// A process whose files are not restricted, except for hidden ones. It keeps all devices.
+    /// A process that may use all files except those that every view hides (`AccessRules::hidden`: the server's own files). It keeps all
+    /// devices.
     WholeSystem,
     /// File requests: a server thread opens paths beneath the view's root, without entering the view. There is no `/proc`, and no `/dev`
     /// unless the policy grants something in it.
@@ -154,7 +156,7 @@ impl ViewScript {
         }
     }
 
-    /// How many steps the view needs: an upper bound for its mounts, because links are steps too.
+    /// Number of steps, for callers that limit the mounts of a view. Each step except a link adds at least one mount.
     pub fn mounts(&self) -> usize {
         self.steps.len()
     }

@@ -2,7 +2,8 @@
 
 use crate::terminal;
 
-/// How many bytes are kept for the next piece. A longer sequence is recognized only if it is not split.
+/// How many bytes at the end of the output are kept, because a sequence may continue in the next bytes. A sequence that is longer than
+/// this can be missed if it is split.
 const SEQUENCE_MAX: usize = 16;
 
 /// Finds screen switches in the output of a program, also if a sequence is split between two pieces.

@@ -44,7 +44,8 @@ pub struct LoadedSegment {
 }
 
 impl LoadedSegment {
-    /// Reads a segment file and checks every record. A torn tail is cut off and counted.
+    /// Reads a segment file and checks every record. Cuts off the records from the first damaged or truncated one on;
+    /// [`torn_records`](Self::torn_records) and [`torn_bytes`](Self::torn_bytes) count them.
     pub fn read(file: &File) -> Result<Arc<Self>, RecoverError> {
         let mut bytes = vec![0; usize::try_from(file_len(file)?).unwrap_or(SEGMENT_BYTES)];
         let len = read_full(file, &mut bytes)?;
@@ -112,7 +113,8 @@ impl LoadedSegment {
         self.header.base_offset.saturating_add(self.output)
     }
 
-    /// Events that were written to the file but cut off because they are damaged or missing.
+    /// Number of events that were cut off: the header counts them, but they come after the last intact event or are not
+    /// in the file.
     pub fn torn_records(&self) -> u64 {
         u64::from(self.header.records.saturating_sub(self.count))
     }

@@ -1,4 +1,4 @@
-//! The log itself. Only the wake-up protocol beside this module is also built under loom.
+//! The log itself. A build under loom leaves this module out and contains only the wake-up protocol (`crate::wake`).
 
 mod chain;
 mod control;

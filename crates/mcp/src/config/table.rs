@@ -1,7 +1,7 @@
-//! Parses the two file formats, TOML and JSON, and lists the keys that the table of one server may have, with their types.
+//! Parses the two file formats, TOML and JSON, and lists the keys that the table of one MCP server may have, with their types.
 //!
 //! Both formats are parsed into JSON values, so that each rule is written once. Each key of a server is then checked against `KEYS`.
-//! serde's messages are not used: they quote values, which can be secrets, and do not name the key.
+//! serde's messages about wrong types are not used: they quote values, which can be secrets, and do not name the key.
 
 use std::{fmt, path::Path};
 

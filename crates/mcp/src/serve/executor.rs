@@ -1,5 +1,5 @@
 //! The executor as the tools see it: a session for files that is replaced when it is lost, the base directory of relative paths, and the
-//! sandbox of a root. Processes run in separate sessions, see `process_sessions`.
+//! sandbox that restricts the tools to a root directory (`ServeConfig::root`). Processes run in separate sessions, see `process_sessions`.
 //!
 //! ```text
 //! ServedExecutor ── client() ──▶ the current session ──lost──▶ open() ──▶ the next one
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Failure paths: if the executor cannot enforce a root, `connect` fails and no tool is offered. If a later session reaches a server
-//! without sandbox support, the call fails. When a session is lost, its processes are gone and their handles report an error. The next call
-//! opens a new session.
+//! without sandbox support, and the tools are restricted, the call fails. When a session is lost, its processes are gone and their handles
+//! report an error. The next call opens a new session.
 
 use std::{
     collections::BTreeMap,
@@ -60,7 +60,7 @@ pub(super) fn is_lost(client: &Client) -> bool {
     matches!(client.state(), ConnectionState::Lost { .. })
 }
 
-/// Time limit for ending a session. The executor kills all its processes.
+/// Time limit for ending a session, during which the executor kills all processes of the session.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
 /// Time limit for testing a root, which starts one small program.
@@ -83,7 +83,7 @@ pub struct ServeConfig {
     pub writable_git: bool,
     /// Paths hidden from clients in read-only mode without a root, in addition to the own files of the executor's server.
     pub hidden: Vec<PathBuf>,
-    /// Which environment variables of the executor processes inherit.
+    /// Which environment variables a process inherits from the executor's server.
     pub inherit: Inherit,
 }
 
@@ -114,7 +114,7 @@ pub enum ServeError {
     )]
     NotHidden {
         address: String,
-        /// The missing feature, as the executor reports it.
+        /// The missing feature or the failed check.
         missing: String,
     },
     /// The sandbox of the root cannot be enforced.
@@ -126,7 +126,7 @@ pub enum ServeError {
     NotEnforceable {
         root: PathBuf,
         address: String,
-        /// The missing feature, as the executor reports it.
+        /// The missing feature or the failed check.
         missing: String,
     },
 }
@@ -142,7 +142,7 @@ pub(super) struct ServedExecutor {
     pub(super) shell: String,
     /// The executor's address, without a token.
     pub(super) address: String,
-    /// Set with a root, and in read-only mode.
+    /// Set with a root, and in read-only mode if the executor's server supports sandboxes.
     policies: Option<SandboxPolicies>,
     /// The sandbox of file calls without `policies`: grants everything, but every sandbox hides the files of the executor's server. `None`
     /// if that server does not support sandboxes.

@@ -114,7 +114,8 @@ pub struct WriteFileResult {
 pub struct GetMetadataParams {
     /// Path of the file, directory or symbolic link.
     pub path: PathArg,
-    /// Whether symbolic links in the path are followed. Default: true. If not, such a link is an error.
+    /// Whether symbolic links in the path are followed. Default: true. If not, such a link is an error. With `ofLink`, the last component may be
+    /// a link in any case.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follow_symlinks: Option<bool>,
     /// The sandbox of the request.
@@ -164,7 +165,8 @@ pub struct GetMetadataResult {
     pub created_at_ms: i64,
     /// Modification time, in milliseconds since the Unix epoch. 0 if unknown.
     pub modified_at_ms: i64,
-    /// Etag of a regular file. It changes whenever the bytes change.
+    /// Etag of a regular file. It changes whenever the bytes change. In a file over 1 MiB, a second change within one tick of the kernel's clock
+    /// may go unnoticed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
     /// Permission bits.
@@ -179,7 +181,7 @@ pub struct GetMetadataResult {
     /// Owner. Only present with `owners`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<Owner>,
-    /// Target of the link, as stored in it. Only present with `ofLink`.
+    /// Target of the link, as stored in it. Only present with `ofLink`. In a target that is not UTF-8, invalid bytes are replaced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_target: Option<String>,
     /// Base64 of the link's target. Only present if the target is not UTF-8.
@@ -194,7 +196,8 @@ pub struct GetMetadataResult {
 pub struct SetMetadataParams {
     /// Path of the file, directory or symbolic link.
     pub path: PathArg,
-    /// Whether symbolic links in the path are followed. Default: true. If not, such a link is an error.
+    /// Whether symbolic links in the path are followed. Default: true. If not, such a link is an error. With `ofLink`, the last component may be
+    /// a link in any case.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follow_symlinks: Option<bool>,
     /// The sandbox of the request.
