@@ -83,6 +83,9 @@ Examples:
       --tls-cert c.pem --tls-key c.key --client-ca ca.pem";
 
 const DIAL_HELP: &str = "\
+Without --state-dir, the server is your background server: one per user on this machine. Commands such as `run --detach`, `ps` \
+and `fs` use it if no server is given. A command with `--connect ssh://HOST` uses the background server of HOST.
+
 A server that this command starts exits after one minute with no connection and no running process.
 
 Exit codes: 0 either side closed; 255 no server could be reached or started
@@ -279,7 +282,7 @@ pub(crate) struct DoctorArgs {
 #[derive(Debug, Args)]
 #[command(after_help = DIAL_HELP)]
 pub(crate) struct DialStdioArgs {
-    /// The server's state directory [default: one per user]
+    /// The server's state directory [default: that of your background server, ~/.local/state/exec-server/default]
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
 }

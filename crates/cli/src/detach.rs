@@ -71,7 +71,7 @@ pub(crate) async fn run(args: &args::RunArgs, server: Option<Server>) -> anyhow:
 /// Reports which output the server will not keep, and when it will end the session.
 fn report_bounds(args: &args::RunArgs, ttl: Option<Ttl>) {
     if !args.drop_oldest && !args.keep_all {
-        report!("at the disk quota, new output replaces the oldest; --keep-all blocks the program instead");
+        report!("once the disk quota is full, new output replaces the oldest; --keep-all blocks the program instead");
     }
     if let Some(Ttl::Ms(ms)) = ttl {
         let ttl = duration_text(Duration::from_millis(ms));

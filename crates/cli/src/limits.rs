@@ -63,9 +63,9 @@ pub(crate) fn all() -> Vec<Limit> {
             "the process gets all of them; `process/list` has the beginning and the full length. A start beyond the limits of the kernel is `invalidParams`";
         "processes in one answer": Bytes(wire::LIST_BYTES as u64) =>
             "`process/list` continues with `nextCursor`; `ps` requests all parts";
-        "closed processes kept in a session whose output was taken": Count(core.closed_processes as u64),
+        "closed processes kept in a session after the client has taken all their output": Count(core.closed_processes as u64),
             "closed-processes", (Count(1), Count(CLOSED_MAX)) =>
-            "the oldest of them is forgotten; processes whose output was not taken do not count and are kept";
+            "the oldest of them is forgotten; processes with output that was not taken do not count and are kept";
         "time a closed process is kept": Time(core.closed_kept),
             "closed-for", (Time(Duration::from_secs(1)), Time(YEAR)) =>
             "it is forgotten; time while its session is detached does not count";

@@ -110,9 +110,10 @@ Examples:
   exec-server mcp list --json | jq -r '.[].tools[].qualifiedName'";
 
 const STATUS_HELP: &str = "\
-Starts no server and makes no connection. A server in the state notStarted can be started, disabled is switched off in the \
-configuration, and failed means that its environment does not exist. With --json prints one array of objects: name, state, reason, \
-environment, transport, command or url, required.
+Starts no server and makes no connection. The environment of a server is where it runs: `local`, `remote` (the machine of --connect), \
+a name of environments.toml or a URL. The state of a server is notStarted (it can be started), disabled (in the configuration) or failed \
+(there is no such environment; stderr has the reason). With --json prints one array of objects: name, state, reason, environment, \
+transport, command or url, required.
 
 Exit codes: 0; 1 some servers cannot be started as configured; 2; 141; 255; see `exec-server mcp list --help`
 
@@ -124,7 +125,7 @@ const CALL_HELP: &str = "\
 Starts only SERVER, calls the tool and ends the server. Writes the text of the result to stdout; with --json \
 the whole result as one object: content, structuredContent, isError, _meta. On a terminal, progress is shown on stderr, and you are \
 asked if the server needs an answer from the user (elicitation); without a terminal the question is declined. Ctrl-C cancels the call. \
-A server with the environment `remote` runs on the server of --connect.
+An MCP server with `environment = \"remote\"` in the configuration runs on the machine of --connect.
 
 Exit codes:
   0    success
@@ -237,8 +238,8 @@ pub(crate) struct McpServeArgs {
     /// With --root, allow writing `.git`, as `git commit` does
     #[arg(long, requires = "root", conflicts_with = "read_only")]
     pub(crate) writable_git: bool,
-    /// With --http, read the token that clients must send from FILE, which must be readable only by its owner [default: if
-    /// commands run on this machine, --token-file, else $EXEC_SERVER_TOKEN; otherwise a new token]
+    /// With --http, read the token that clients must send from FILE, which must be readable only by its owner [default:
+    /// --token-file, then $EXEC_SERVER_TOKEN, then a new token; if --connect or $EXEC_SERVER_URL chooses a server, always a new token]
     #[arg(long, value_name = "FILE", requires = "http")]
     pub(crate) http_token_file: Option<PathBuf>,
     /// With --http, accept this host name in the Host header, with or without a port; repeatable

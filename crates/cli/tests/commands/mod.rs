@@ -167,7 +167,7 @@ impl Drop for Home {
 
 /// The first line that `run --detach` prints on stderr.
 pub(crate) const QUOTA_NOTE: &str =
-    "exec-server: at the disk quota, new output replaces the oldest; --keep-all blocks the program instead\n";
+    "exec-server: once the disk quota is full, new output replaces the oldest; --keep-all blocks the program instead\n";
 
 /// Stderr of a run, without the notes of `run --detach` about limits, which must be there.
 fn without_bounds(args: &[&str], output: &Output) -> String {
