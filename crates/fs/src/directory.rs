@@ -85,7 +85,7 @@ pub fn create_directory(view: &View, path: &Path, links: Links, recursive: bool,
     })
 }
 
-/// Whether a directory exists, or a failure other than `NotFound` leaves that open.
+/// Whether a directory exists. Also true after an error other than `NotFound`, because then it is unknown.
 fn may_exist(view: &View, path: &Path, links: Links) -> bool {
     match view.open(path, links, OFlags::PATH | OFlags::DIRECTORY) {
         Ok(_) => true,

@@ -1,8 +1,8 @@
 //! Ignore rules: `.ignore` and `.gitignore` of each directory, and `.git/info/exclude` of a repository. The user's own git configuration is
 //! not read.
 //!
-//! Directories are checked from the deepest upwards. The first one with a rule that matches the path decides. Within one file, the last rule
-//! that matches decides.
+//! Directories are checked from the deepest upwards. The first one with a rule that matches the path decides. Within one file, the last
+//! rule that matches decides.
 
 use std::{
     ffi::OsStr,
@@ -37,8 +37,7 @@ impl IgnoreRules {
         Self { sets: names.iter().filter_map(|name| read(dir, name, path)).collect() }
     }
 
-    /// The rules of the directories above `root`, up to the top of its git repository; that of the top first. Empty if `root` is not in
-    /// a repository.
+    /// The rules of the directories above `root`, beginning with the top of its git repository. Empty if `root` is not in a repository.
     pub(crate) fn above(root: &Path) -> Vec<Self> {
         let mut rules = Vec::new();
         for parent in root.ancestors().take(PARENTS) {

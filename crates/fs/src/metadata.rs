@@ -184,7 +184,7 @@ pub struct Metadata {
     pub link_target: Option<Vec<u8>>,
 }
 
-/// Describes the object that a path leads to. With `of_link`, describes a link at the end of the path itself.
+/// Describes the object that a path leads to. If the path ends with a link, `of_link` describes the link instead of its target.
 pub fn metadata(view: &View, path: &Path, links: Links, of_link: bool) -> Result<Metadata> {
     attempt("look at", path, || {
         let itself = view.open(path, links, OFlags::PATH | OFlags::NOFOLLOW)?;

@@ -263,7 +263,7 @@ fn read_into(file: &File, buf: &mut [u8], offset: u64, cancel: &Cancel) -> Resul
 }
 
 /// Reads `count` lines from line number `first` on, and says whether they reach the end of the file. `None` if they have more than
-/// `most` bytes. The check runs at the end of each `STEP`, so it misses the last one if the lines end inside it and the file goes on.
+/// `most` bytes. This is checked after each `STEP`, except after a `STEP` that contains the end of the lines and more of the file.
 fn read_lines(
     file: &File,
     first: u64,

@@ -61,7 +61,7 @@ pub struct ScanFilter {
     pub include: Patterns,
     /// Skip files and directories that match one of these patterns.
     pub exclude: Patterns,
-    /// Visit only entries at most this many levels below the root, and at least its own entries. `MAX_DEPTH` also applies.
+    /// Visit only entries at most this many levels below the root; 0 counts as 1. `MAX_DEPTH` also applies.
     pub max_depth: usize,
     /// Maximum number of directory entries to examine.
     pub max_entries: u64,

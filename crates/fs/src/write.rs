@@ -440,7 +440,7 @@ impl Draft {
         attempt("write", &self.path, || write_at(self.file()?, offset, bytes))
     }
 
-    /// Makes the draft the file. With a `size`, the draft is cut or extended with a hole first.
+    /// Gives the file the content of the draft. With a `size`, the draft is cut or extended with a hole first.
     ///
     /// The caller may try again after an [`EtagMismatch`](ErrorKind::EtagMismatch), and if the file was [changed in
     /// part](Self::is_half_done). After any other error it should drop the draft.
@@ -479,8 +479,8 @@ impl Draft {
         let written = scratch.try_publish(&self.target, options, cancel)?;
         self.scratch = None;
         if was_kept {
-            // Drafts of older versions that were still in use when this draft began may be abandoned by now. This draft has its final
-            // name, so the empty name spares none.
+            // Other kept drafts of this file that were in use when this draft began may be abandoned by now. This draft has its final
+            // name, so no kept name needs to be spared.
             remove_stale(&self.target, OsStr::new(""));
         }
         Ok(written)
@@ -573,8 +573,8 @@ fn open_kept_draft(target: &WriteTarget, word: &str) -> Result<ScratchFile, Erro
     Err(ErrorKind::Busy("other processes keep removing the file of the kept draft; retry"))
 }
 
-/// Removes kept drafts of other versions of the same file, unless they are in use. Errors are ignored, because nothing depends on the
-/// result.
+/// Removes the kept drafts of the same file under all names but `ours`, unless they are in use. Errors are ignored, because nothing depends
+/// on the result.
 fn remove_stale(target: &WriteTarget, ours: &OsStr) {
     let dir = open_at(&target.dir, ".", OFlags::RDONLY | OFlags::DIRECTORY);
     let Ok(entries) = dir.and_then(Dir::new) else { return };

@@ -134,7 +134,7 @@ pub struct StdioConfig {
     pub env: BTreeMap<String, String>,
     /// Variables whose values are copied from this machine or from the executor.
     pub env_vars: Vec<EnvVar>,
-    /// The working directory. If absent: the manager's working directory, or else the executor's.
+    /// The working directory. If absent: the one in the manager's `Settings`, or else the executor's.
     pub cwd: Option<PathBuf>,
 }
 

@@ -61,8 +61,7 @@ pub enum LaunchError {
     #[error("start `{program}`: {}", not_found(program, path.as_deref()))]
     NotFound {
         program: String,
-        /// The `PATH` of the server's environment. Absent if `program` contains a slash and is not looked up, or if the executor did not
-        /// report its `PATH`.
+        /// The `PATH` of the server's environment, if it is known. A `program` that contains a slash is not looked up in it.
         path: Option<String>,
     },
     /// The executor refused to start the program.

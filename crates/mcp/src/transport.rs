@@ -11,14 +11,14 @@
 //! | event | effect |
 //! |---|---|
 //! | a line that is not a message | skipped, counted, and quoted if the server fails |
-//! | the process closes | a last line without a line feed is delivered, then the stream ends |
+//! | the process exits, and all its streams end (*closed*) | a last line without a line feed is delivered, then the stream ends |
 //! | the process exits, but leftover processes hold its streams open | after [`EXIT_GRACE`] the leftover processes are terminated |
 //! | a line longer than [`STDOUT_LINE_BYTES`] or [`STDERR_LINE_BYTES`] | earlier lines are delivered, then the stream and the process end |
 //! | lost output | the stream ends, because a message may be missing |
 //! | the session is lost | the stream ends |
 //!
-//! An executor reports that a process has exited and all its streams have ended (*closed*), but not the end of a single stream. So a server
-//! that closes its stdout and keeps running looks like one that never answers, and callers need a timeout.
+//! An executor reports that a process has closed, but not the end of a single stream. So a server that closes its stdout and keeps running
+//! looks like one that never answers, and callers need a timeout.
 //!
 //! Closing the transport closes the server's stdin, waits, and then terminates the server and everything that it started: SIGTERM, a grace
 //! period, SIGKILL. If the transport and all [`ServerProcess`] handles are dropped without that, the process is terminated in the

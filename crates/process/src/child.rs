@@ -164,9 +164,9 @@ impl Child {
         self.streams.pty.take()
     }
 
-    /// Closes the parent's copy of the child's side of the terminal. Call it after the reap. From then on, reading ends
-    /// with `EIO` as soon as no process has the terminal open. Earlier, this could cut off output: the leader may close
-    /// all its fds of the terminal and later open `/dev/tty`.
+    /// Closes the parent's copy of the child's side of the terminal. From then on, reading ends with `EIO` as soon as no
+    /// process has the terminal open. A call before the reap could cut off output: the leader may close all its fds of
+    /// the terminal and later open `/dev/tty`.
     pub fn release_slave(&mut self) {
         self.streams.slave = None;
     }

@@ -98,8 +98,8 @@ pub fn descendants_of(ancestor: Pid) -> io::Result<Vec<TreeMember>> {
 
 /// The criteria by which a process belongs to the tree.
 struct TreeRoots {
-    /// A process whose session or process group has one of these ids belongs to the tree. Grows by the sessions that
-    /// found members lead: a child that a member forks before it dies loses its chain of parents, but not its session.
+    /// A process whose session or process group has one of these ids belongs to the tree. Each walk adds the sessions
+    /// whose leaders are in the tree: if a member forks and dies, its child loses the chain of parents, but not the session.
     group_ids: HashSet<i32>,
     /// Processes whose descendants belong to the tree.
     ancestors: HashSet<i32>,

@@ -59,7 +59,7 @@ pub enum PolicyPath {
 pub struct PolicyEntry {
     pub path: PolicyPath,
     pub access: Access,
-    /// Ignore the entry if its path does not exist. Otherwise a process is kept from creating a missing path that the
+    /// Ignore the entry if its path does not exist. If false, a process is kept from creating a missing path that the
     /// entry denies or makes read-only.
     pub skips_missing: bool,
 }

@@ -40,7 +40,7 @@ pub(crate) enum Failure {
     WriteIdReused,
     #[error("unknown session id {id}")]
     UnknownSession { id: String },
-    #[error("session {id} expired {when}; it ended: {what}")]
+    #[error("session {id} expired {when}; its processes were: {what}")]
     SessionExpired { id: String, when: String, what: String },
     #[error("session {id} is already attached to another connection")]
     SessionAttached { id: String },
@@ -155,7 +155,9 @@ pub(crate) enum Failure {
     HttpVariable { principal: String, name: String },
     #[error("internal error in {what}; see the server's log")]
     Internal { what: &'static str },
-    #[error("the audit log cannot be written, so nothing is started or requested; try again when the disk has room")]
+    #[error(
+        "the audit log cannot be written, so no process is started and no HTTP request is made; try again when the disk has room"
+    )]
     AuditUnavailable,
 }
 

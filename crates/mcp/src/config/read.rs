@@ -20,7 +20,7 @@ use super::{
     table::{self, wrong_type},
 };
 
-/// The tables that may contain servers. Code editors use the last one, which is read only in JSON.
+/// The tables that may contain servers. The last one is that of code editors. It is ignored in TOML files.
 const TABLES: [&str; 3] = ["mcp_servers", "mcpServers", "servers"];
 
 /// The longest environment name that environments.toml allows, in characters.
@@ -295,7 +295,7 @@ struct ConfigWarnings {
 }
 
 impl ConfigWarnings {
-    /// Warns if the configuration passes our token on.
+    /// Warns if the configuration names our token, which no server gets.
     fn about_variables(&mut self, server: &str, stdio: &StdioConfig) {
         let names = stdio.env.keys().chain(stdio.env_vars.iter().map(|variable| &variable.name));
         if names.into_iter().any(|name| name.eq_ignore_ascii_case(TOKEN_VARIABLE)) {

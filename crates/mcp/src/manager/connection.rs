@@ -32,7 +32,8 @@ use crate::{
 /// Time limit for sending a cancellation. Without it, a server that does not read its input would block the cancellation forever.
 const CANCEL_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long to wait for the reason why a connection ended. `server` records it, for a process after its exit and its last output.
+/// How long to wait for the reason why a connection ended. The module `server` records the reason. For a stdio server, that
+/// is usually after the exit and the last output of its process.
 const END_REASON_WITHIN: Duration = Duration::from_secs(5);
 
 /// The same for HTTP. There is no process to wait for, only the delay of the task that records the reason.

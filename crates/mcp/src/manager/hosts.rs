@@ -1,8 +1,8 @@
 //! Resolves placements to executors and shares one connection among all servers at one place.
 //!
-//! [`Hosts`] calls a function that knows names, URLs and tokens to get the [`Host`] of a placement, and connects to it when it is first
-//! used. Servers that need the same host at the same time share one attempt and its failure. A later request tries again, also after a lost
-//! session.
+//! To get the [`Host`] of a placement, [`Hosts`] calls a function that knows names, URLs and tokens. It connects to a host when the host is
+//! first used. Servers that need the same host at the same time share one attempt and its failure. A later request tries again, also after
+//! a lost session.
 //!
 //! Only this manager uses the session on an executor. After a disconnect the executor keeps the session for [`KEEP`]. That limits how long
 //! a link may be cut, and how long the processes of a killed manager keep running.

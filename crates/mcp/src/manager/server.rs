@@ -186,7 +186,7 @@ impl ManagedServer {
     pub(super) async fn run(self: Arc<Self>, context: Arc<ManagerContext>, stop: watch::Receiver<bool>) {
         let mut guard = FinalStatusGuard(Some(&self));
         let status = self.run_until_final(&context, stop).await;
-        // Disarm the guard before `set`: after that, a restarted server's task owns the status.
+        // Disarm the guard before `set`: as soon as the final status is set, another task may start the server again and own the status.
         guard.0 = None;
         self.set(status);
     }

@@ -119,7 +119,7 @@ pub enum ServeError {
     },
     /// The sandbox of the root cannot be enforced.
     #[error(
-        "the root `{}` cannot be enforced at {address}: {missing}; `exec-server doctor` on that machine says what to do, \
+        "the root `{}` cannot be enforced at {address}: {missing}; `exec-server doctor` on that machine says what to do; \
          with --read-only the host needs to support less",
         root.display()
     )]
@@ -164,7 +164,7 @@ impl ServedExecutor {
         let client = opened.client.clone();
         let info = match client.environment_info().await {
             Ok(info) => Some(info),
-            // An older server, which does not know this method. For some servers the client knows that, and does not even ask (`Protocol`).
+            // An older server, which does not know this method. For some of them the client fails with `Protocol` without a request.
             Err(Error::Server { code: failure::METHOD_NOT_FOUND, .. } | Error::Protocol(_)) => None,
             Err(error) => {
                 opened.end().await;

@@ -21,7 +21,7 @@ pub const CONNECTIONS: usize = 256;
 /// Concurrent connections that have not shown a token yet. If there are more, the oldest is closed.
 pub const STRANGERS: usize = 64;
 
-/// The largest request head in bytes, the same as for `serve`.
+/// The largest request head in bytes, the same as for `exec-server serve`.
 pub const HEAD_BYTES: usize = 8 << 10;
 
 /// The maximum number of headers of a request.

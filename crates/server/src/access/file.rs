@@ -181,7 +181,7 @@ impl TokenFile {
         private::check(&file, &file.metadata().map_err(failed)?, path)?;
         let mut text = String::new();
         file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
-        // A part of the file could lack restrictions and revocations.
+        // Refuse a file that is too large instead of truncating it: the missing part may restrict or revoke.
         if text.len() as u64 > MAX_BYTES {
             return Err(failed(io::ErrorKind::FileTooLarge.into()));
         }

@@ -4,10 +4,10 @@
 //! the kernel authenticates (a Unix socket with the owner's uid, standard streams) get [`Grant::owner`] directly.
 //!
 //! ```text
-//!                       ┌── the owner's token: all rights, never revoked
-//!  Access ◀── admission ├── `table`: the current entries ◀── `file`: tokens.toml ◀── exec-server token, or an editor
-//!    │                  └── certificates that are not listed
-//!    └──▶ Grant: principal, rights ──▶ connection; ended when its entry is revoked, expires, changes or is removed
+//!                         ┌── the owner's token: all rights, never revoked
+//!  admission ──▶ Access ──┼── `table`: the current entries ◀── `file`: tokens.toml ◀── exec-server token, or an editor
+//!                  │      └── certificates that are not listed
+//!                  └──▶ Grant: principal, rights ──▶ connection; ended when its entry is revoked, expires, changes or is removed
 //! ```
 //!
 //! The file is checked four times a second. An invalid file is reported and changes nothing. A missing file counts as
@@ -130,8 +130,9 @@ impl Access {
     /// `on_update` is called with it.
     ///
     /// The checks run on a separate thread, which ends with the future, for two reasons. A file system may be slow. And
-    /// if a thread of the runtime woke another thread four times a second, the kernel's scheduler would take it for one
-    /// that serves many threads, and move it away from the CPU of the client that it answers.
+    /// the kernel's scheduler assumes that a thread which often wakes others serves many of them. If a thread of the
+    /// runtime woke another one for each check, the scheduler would move the runtime's thread away from the CPU of the
+    /// client that it answers.
     pub fn watch<T: Fn(AccessUpdate)>(self: Arc<Self>, on_update: T) -> io::Result<impl Future<Output = ()> + use<T>> {
         let (update_tx, mut update_rx) = mpsc::channel(UPDATES_WAITING);
         // Nothing is sent on this channel. It disconnects when the future is dropped, which ends the thread.

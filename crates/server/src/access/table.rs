@@ -37,7 +37,7 @@ struct ListedEntry {
     digest: TokenDigest,
     rights: Arc<Rights>,
     revoker: GrantRevoker,
-    /// Set once the end was reported.
+    /// Why the entry has ended. Once this is set, the end is not reported again.
     ended: Option<GrantEnd>,
 }
 

@@ -1,8 +1,8 @@
 //! Checks the `Host` header of a request against DNS rebinding: a web page whose own name resolves to our address still
 //! sends its own name in `Host`.
 //!
-//! Only the name is compared, unless `--allow-host` has a port: behind `ssh -L`, a published container port or a proxy,
-//! the client dials another port than ours. Resolves no names.
+//! Only the name is compared, because behind `ssh -L`, a published container port or a proxy, the client dials another
+//! port than ours. The port counts only if `--allow-host` has one. Resolves no names.
 
 use std::{
     net::{IpAddr, SocketAddr},

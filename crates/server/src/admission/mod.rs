@@ -156,7 +156,7 @@ impl Admission {
         self.pending.counts()
     }
 
-    /// Authenticates a TCP connection. `None`: the connection was answered and closed.
+    /// Authenticates a TCP connection. `None`: the connection was not admitted and is closed.
     pub(crate) async fn admit_tcp(
         &self,
         mut socket: TcpStream,

@@ -18,10 +18,10 @@ use serde::{Deserialize, Serialize};
 use super::chain;
 use crate::state_dir::if_exists;
 
-/// Most ends of older files that are kept. The ends of even older files are forgotten.
+/// How many ends of older files are kept. The ends of even older files are forgotten.
 const PARTS_MAX: usize = 1024;
 
-/// Most bytes that are read. More than an anchor with [`PARTS_MAX`] ends needs.
+/// How many bytes are read at most. An anchor with [`PARTS_MAX`] ends needs less.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// Identifies a line by its number and hash.

@@ -104,8 +104,8 @@ struct ChainVerifier {
     torn_line: u64,
     /// A line had the hash `ExpectedLog::has`.
     has_expected: bool,
-    /// The first line declares a partial line from a crash, so the second line must be the start of a file
-    /// (`CONTINUE`).
+    /// The first line declares a partial line from a crash and is not line 1 of the log. Then the first file must
+    /// continue another one, so its second line must be `CONTINUE`.
     must_continue: bool,
     /// Whether the file that was read last has valid lines.
     has_lines: bool,

@@ -201,7 +201,7 @@ struct LogFile {
     end: AnchorMark,
     /// Declares the bytes after the last valid line. Written before the next record.
     torn: Option<AuditRecord>,
-    /// Those bytes do not end with a newline.
+    /// The file does not end with a newline.
     is_open_ended: bool,
     /// Records about the log itself, to be written before the next record.
     notices: Vec<AuditRecord>,
@@ -433,7 +433,7 @@ impl LogFile {
         Ok((ended, has_known))
     }
 
-    /// Appends all records or none.
+    /// Appends all records. After an error none of them stays in the file, unless the file cannot be truncated.
     fn append(&mut self, items: &[QueuedRecord], lost: u64) -> io::Result<()> {
         let mut end = self.end.clone();
         let mut out = Vec::new();

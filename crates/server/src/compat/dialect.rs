@@ -15,7 +15,7 @@ use crate::{
 pub(crate) enum Dialect {
     /// `process/*`.
     Process,
-    /// V0's `command/exec*`: no numbers, no `closed`, terminal output labelled `stdout`.
+    /// V0's `command/exec*`: no sequence numbers, no `closed`, terminal output labelled `stdout`.
     Command,
 }
 

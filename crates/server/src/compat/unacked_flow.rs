@@ -65,7 +65,7 @@ impl UnackedFlow {
         Self { mode, reads: 0, reads_in_flight: 0, released_at: sent }
     }
 
-    /// Whether the reader takes the last output by further reads.
+    /// Whether the client polls. Then only its further reads show that it has taken the last output.
     pub(crate) fn is_polled(&self) -> bool {
         matches!(self.mode, UnackedMode::Polled { .. })
     }
@@ -98,8 +98,8 @@ impl UnackedFlow {
         }
     }
 
-    /// Handles a read of the owner. It polls if it waits for output (`waits`) or if it is not the first one. `oldest`
-    /// is the first position that may still be unread.
+    /// Handles a read by the session's own connection. The client polls if the read waits for output (`waits`) or is
+    /// not the first one. `oldest` is the first position that may still be unread.
     pub(crate) fn handle_read_begun(&mut self, waits: bool, oldest: LogPosition) {
         self.reads += 1;
         self.reads_in_flight += 1;

@@ -59,8 +59,8 @@ impl PendingSessions {
     }
 
     /// How long a session of this principal has been pending; `None` if it is not pending. Without a readable record
-    /// the owner is unknown. Then any principal that names the id gets the answer, because `unknownSession` would make
-    /// the owner give the session up.
+    /// the session's principal is unknown. Then any principal that names the id gets the answer, because
+    /// `unknownSession` would make the session's client give it up.
     pub(super) fn pending_for(&self, id: &str, principal: &Principal) -> Option<Duration> {
         let sessions = self.sessions.lock();
         let pending = sessions.get(id)?;

@@ -37,7 +37,7 @@ impl GoneReason {
             Self::Expired { when, processes } => Failure::SessionExpired {
                 id: id.to_owned(),
                 when: when.clone(),
-                what: if processes.is_empty() { "no process".to_owned() } else { processes.join(", ") },
+                what: if processes.is_empty() { "none".to_owned() } else { processes.join(", ") },
             },
         }
     }

@@ -9,7 +9,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use super::{Fetcher, KIB};
 use crate::error::Failure;
 
-/// Most of the server's slots for one principal, so that it cannot take the slots of others.
+/// Maximum number of the server's slots that one principal may take, so that the others get slots too.
 const SLOTS_OF_PRINCIPAL: usize = limits::HTTP_REQUESTS_OF_SERVER / 4;
 
 /// How many pending requests each principal has.

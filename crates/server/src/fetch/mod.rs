@@ -100,7 +100,7 @@ pub(crate) enum FetchError {
     #[error(transparent)]
     OwnListener(#[from] OwnListener),
     /// The request would go through a proxy, which resolves the name itself, so the address could not be checked.
-    #[error("it would use the proxy of the server's environment, which resolves names itself")]
+    #[error("the request would use the proxy of the server's environment, which resolves names itself")]
     Proxied,
     #[error(transparent)]
     Proxy(#[from] ProxyError),

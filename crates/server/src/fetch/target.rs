@@ -1,4 +1,4 @@
-//! Decides which addresses are public, and resolves names so that a restricted request never gets another address.
+//! Decides which addresses are public, and resolves names so that a restricted request never gets an address that is not.
 //!
 //! The address that is checked is the address that is connected to. An address in the URL is checked as it is. A name
 //! is resolved only once, by the resolver of the `reqwest` client that connects. There is no second lookup that could
@@ -43,7 +43,7 @@ pub(super) fn check_literal(url: &Url) -> Result<(), PrivateTarget> {
     }
 }
 
-/// The host of an HTTP URL, if it is an address. `url` has normalized spellings such as `0x7f.1`.
+/// The host of an HTTP URL, if it is an address. `Url::parse` has normalized spellings such as `0x7f.1`.
 fn literal(url: &Url) -> Option<IpAddr> {
     match url.host()? {
         Host::Ipv4(address) => Some(address.into()),

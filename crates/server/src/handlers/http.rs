@@ -4,9 +4,9 @@
 //! response of the target ▶ one piece ▶ its window ▶ a slot in the connection's outgoing queue ▶ the next piece
 //! ```
 //!
-//! A streamed body is read no faster than the peer accepts it: its socket, and its reader if it acknowledges. Requests
-//! end with the connection, because they run in the connection's tasks. Of a target, the log and the audit log show
-//! only scheme, host and port.
+//! A streamed body is read no faster than the peer's socket accepts it and, if the peer acknowledges, no faster than the
+//! peer acknowledges it. Requests end with the connection, because they run in the connection's tasks. Of a target, the
+//! log and the audit log show only scheme, host and port.
 
 use std::{ffi::OsString, time::Duration};
 

@@ -294,7 +294,8 @@ pub(crate) async fn subscribe(context: RequestContext, params: wire::SubscribePa
 
 /// `process/unsubscribe`: ends the subscription of this connection.
 pub(crate) async fn unsubscribe(context: RequestContext, params: wire::UnsubscribeParams) -> Result<Empty, Failure> {
-    // The owner's own feed is not a subscription, so it stays. A process that is gone has no feed.
+    // The feed of a process of this connection's own session is not a subscription, so it stays. A process that is gone
+    // has no feed.
     let other = params.session_id.filter(|id| id.as_str() != &*context.session.id);
     if let Some(session) = other
         && let Ok(Some(process)) = context.process(Some(&session), params.process_id.as_str()).await

@@ -197,8 +197,8 @@ pub(super) async fn read(call: &CallContext<'_>, arguments: ReadOutputArguments)
 ///
 /// If the executor knew the offset `position` when the read arrived, it counts the gap from there. Otherwise it counts from the beginning
 /// of the output. The answer does not say which. A count from the beginning includes the bytes before `position`, so a count below
-/// `position` was made from there. A count of at least `position` is taken to be from the beginning: once output at `position` is lost, the
-/// executor usually no longer knows the offset.
+/// `position` starts at `position`. A count of at least `position` is taken to be from the beginning: once output at `position` is lost,
+/// the executor usually no longer knows the offset.
 fn lost_after(position: u64, counted: u64) -> u64 {
     counted.checked_sub(position).unwrap_or(counted)
 }

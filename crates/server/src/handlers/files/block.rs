@@ -183,8 +183,8 @@ pub(crate) async fn commit(request: FileRequest, params: wire::CommitParams) -> 
         modified: params.modified_at.map(from_wire),
     };
     let size = params.size;
-    // The lock is taken while one of the client's own blocks is being written. Do not wait for that here, on a thread
-    // of the runtime: drafts of detached sessions can stay open then.
+    // While one of the client's own blocks is being written, the writer holds the lock. Do not wait for it here, on a
+    // thread of the runtime. In this case, the drafts of detached sessions stay open.
     let path = writing.draft.try_lock().map(|draft| draft.path().to_owned());
     path.iter().for_each(|path| close_detached_drafts(&request, path));
     let committing = writing.clone();
