@@ -123,8 +123,7 @@ fn test() -> Result<()> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let mut tests = cargo::cargo(&["test", "--workspace"]);
     tests.envs(["TMPDIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"].map(|name| (name, temporary.path())));
-    // More threads than CPUs: most tests wait for a process or a socket most of the time.
-    let tests = run_and_reap(tests.env("RUST_TEST_THREADS", "4"));
+    let tests = run_and_reap(&mut tests);
     let left = nothing_left(temporary.path());
     rustix::process::set_child_subreaper(None)?;
     tests.and(left)

@@ -3,7 +3,7 @@
 use std::{ffi::OsString, process::ExitCode};
 
 use anyhow::{Context, Result};
-use exec_server_workspace::cargo::{built_tool, cargo, check, profile};
+use exec_server_workspace::cargo::{Profile, built_tool, cargo, check};
 
 pub(super) fn fmt(check_only: bool) -> Result<()> {
     let mut command = cargo(&["fmt", "--all"]);
@@ -50,9 +50,9 @@ pub(super) fn start_tool(name: &str, arguments: &[OsString]) -> Result<ExitCode>
         built_tool(name)
     } else {
         // To print a list or the help, a release build is not worth its time.
-        let release = !has(&["--list", "--help", "-h"]);
+        let profile = if has(&["--list", "--help", "-h"]) { Profile::Dev } else { Profile::Release };
         let mut command = cargo(&["run", "--quiet", "-p", &format!("exec-server-{name}")]);
-        command.args(profile(release)).arg("--");
+        command.args(profile.arguments()).arg("--");
         command
     };
     command.args(arguments.iter().filter(|argument| *argument != "--as-built"));

@@ -29,7 +29,10 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 
-use exec_server_workspace::{cargo, packages, processes};
+use exec_server_workspace::{
+    cargo::{self, Profile},
+    packages, processes,
+};
 
 /// The version of this crate and, through the workspace, of the program.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -61,18 +64,18 @@ pub(super) struct DistOptions {
 }
 
 pub(super) fn run(options: &DistOptions) -> Result<()> {
-    let release = !options.as_built;
+    let profile = if options.as_built { Profile::Dev } else { Profile::Production };
     let host = rustc(&["-vV"])?;
     let host = host.lines().find_map(|line| line.strip_prefix("host: ")).context("`rustc -vV` names no host")?;
     let target = options.target.clone().map_or_else(|| default_target(host), Ok)?;
     let out = std::path::absolute(options.out.clone().unwrap_or_else(|| cargo::target_dir().join("dist")))?;
     ensure_ours(&out)?;
-    let program = build(&target, host, release)?;
+    let program = build(&target, host, profile)?;
     ensure_static(&fs::read(&program)?).with_context(|| format!("check `{}`", program.display()))?;
 
     // A program of the same architecture runs here. For other targets, a build for this host generates the pages.
     let runs_here = architecture(&target) == architecture(host);
-    let speaker = if runs_here { program.clone() } else { build(host, host, release)? };
+    let speaker = if runs_here { program.clone() } else { build(host, host, profile)? };
     let parent = out.parent().context("the root is no place for `dist`")?;
     fs::create_dir_all(parent)?;
     let making = tempfile::Builder::new().prefix(".dist-").tempdir_in(parent)?;
@@ -122,16 +125,16 @@ fn architecture(triple: &str) -> &str {
 /// Builds the static program. Only its own crate gets the flag, and the libraries are chosen at link time: all dependencies are those of
 /// the usual build, so only this crate is compiled again. Cargo keeps both programs apart. Symbols are stripped: they are a fifth of the
 /// program, and a crash report contains the version.
-fn build(target: &str, host: &str, release: bool) -> Result<PathBuf> {
+fn build(target: &str, host: &str, profile: Profile) -> Result<PathBuf> {
     eprintln!("dist: building for {target}");
     let begun = Instant::now();
     let mut command = cargo::cargo(&["rustc", "--locked", "-p", "exec-server", "--bin", "exec-server"]);
-    command.args(cargo::profile(release));
-    let mut program = cargo::built(release).join("exec-server");
+    command.args(profile.arguments());
+    let mut program = profile.directory().join("exec-server");
     if target != host {
         command.args(["--target", target]);
-        let profile = program.strip_prefix(cargo::target_dir())?.to_owned();
-        program = cargo::target_dir().join(target).join(profile);
+        let path = program.strip_prefix(cargo::target_dir())?.to_owned();
+        program = cargo::target_dir().join(target).join(path);
     }
     cargo::check(
         command.args(["--", "-C", "target-feature=+crt-static", "-C", "strip=symbols"]).stdout(Stdio::null()),
