@@ -10,7 +10,7 @@
 //! ```text
 //! server                         holder
 //!   Hello{secret, epoch}  ─────▶                      (socketpair end, or a connection to DIR/sock)
-//!          ◀──────  Welcome (control memfd, eventfd), then for each slot: Process, its Segments; Ready
+//!          ◀──────  Welcome (control block, eventfd), then for each slot: Process, its Segments; Ready
 //!   Attach, Start, Write …  ───▶
 //!          ◀──────  Started, Segment (memfd), Written, Done, Spilled, Dropped … Expired
 //!          ◀──────  Archived, only after AllowArchive from the server
@@ -102,11 +102,11 @@ pub enum ToHolder<'a> {
         /// As in `Detach`.
         ttl_ms: u64,
     },
-    /// Ends the session this long after the server is gone, regardless of its time to live. [`TTL_NONE`]: no such
-    /// limit. A new controller resets it. No answer. Needs no feature level: only a server whose state directory exists
-    /// for a single run sends it, and the holders of such a server are of the same build.
+    /// Limits how long the session outlives its server, in addition to the session's time to live. A new controller
+    /// resets the limit. No answer. Needs no feature level: only a server whose state directory exists for a single run
+    /// sends it, and the holders of such a server are of the same build.
     SetOrphanTtl {
-        /// As in `Detach`.
+        /// From the loss of the server to the end of the session. [`TTL_NONE`]: no such limit.
         ttl_ms: u64,
     },
     /// Starts a process. Answer: `Started` or `StartFailed`.
@@ -228,7 +228,7 @@ pub enum OverflowPolicy {
 /// `req` identifies the request that is answered. `slot` identifies a process, and `segment` is the id of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FromHolder {
-    /// The receiver is now the controller. Fds: control memfd, eventfd.
+    /// The receiver is now the controller. Fds: the memfd of the control block, the eventfd.
     Welcome {
         /// Feature level of the holder, for example [`ARCHIVES`].
         version: u32,

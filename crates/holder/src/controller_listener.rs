@@ -94,14 +94,14 @@ impl ControllerListener {
     }
 
     /// Whether the secret file in the session's directory contains this holder's secret, so that servers can connect to
-    /// this holder. True if the file cannot be read.
+    /// this holder. Also true if the file exists but cannot be opened.
     pub(crate) fn is_secret_in(&self, dir: &OwnedFd) -> bool {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         // One byte more than a secret, so that a longer file does not match.
         let mut found = [0; 33];
         match rustix::fs::openat(dir, SECRET_NAME, flags, Mode::empty()) {
             Ok(file) => rustix::io::read(file, &mut found).is_ok_and(|len| found.get(..len) == Some(&self.secret)),
-            // Only a missing file means that the server has removed the secret. After any other error, keep it.
+            // Only a missing file means that the server has removed the secret. Any other error proves nothing.
             Err(error) => error != Errno::NOENT,
         }
     }
@@ -170,7 +170,7 @@ impl ControllerListener {
     }
 
     fn watch(&mut self, poller: &Poller, events: EventFlags) {
-        // An error is ignored: the next `accept` shows it again.
+        // An error is ignored. If the shortage behind it lasts, the next `accept` fails too, and the listener pauses.
         poller.set(&mut self.interest, self.listener.as_fd(), self.token, events).ok();
     }
 

@@ -73,7 +73,7 @@ pub struct Holder<S: ChildSpawner> {
     orphan_ends_at: Option<u64>,
     /// Progress towards an archived session, which needs no holder.
     pub(crate) archiving: ArchiveProgress,
-    /// The server now serves the session's files. The holder ends with this turn.
+    /// The session is archived and needs no holder from now on. The holder ends with this turn.
     pub(crate) is_leaving: bool,
     pub(crate) limits: HolderLimits,
     pub(crate) dir: OwnedFd,

@@ -117,8 +117,8 @@ impl Process {
             child.release_slave();
         }
         if self.killed.is_some() {
-            // If the process has not closed by then, a process outside its tree still holds the streams. The kill must
-            // reach that process as well, so kill again.
+            // If the process has not closed at this deadline, a process outside its tree still holds the streams. The
+            // kill must reach that process as well, so kill again.
             self.deadlines.kill_at.get_or_insert(cx.now_ns.saturating_add(KILL_AGAIN_NS));
             cx.has_new_deadline = true;
         }

@@ -1,7 +1,7 @@
 //! The end of a session: kills all processes until none is left, then removes the session's files.
 //!
-//! A session ends by command, by expiry, or because its holder was abandoned right after its creation. By command,
-//! nothing is left on disk; expiry leaves a tombstone; an abandoned holder leaves all files as they are.
+//! A session ends by command or by expiry. By command, nothing is left on disk; expiry leaves a tombstone. A holder
+//! that was abandoned right after its creation ends in the same way, but its session does not: all files stay.
 //!
 //! Failure paths: a process that does not die (uninterruptible sleep) keeps the holder alive, which repeats the kill at
 //! growing intervals. A file that cannot be removed stays, and the server removes the directory later.
@@ -27,7 +27,7 @@ const PAUSE_BASE_NS: u64 = 1_000_000;
 /// Longest pause between two checks.
 const PAUSE_MAX_NS: u64 = 100_000_000;
 
-/// Why the session ends.
+/// Why the holder ends, and in most cases the session with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EndReason {
     /// The controller sent `End`. The answer is sent at the end, with this `req`.

@@ -41,7 +41,8 @@ pub const STARTS_RUNNING: usize = 64;
 /// Starts of one connection that wait for a running one to finish. Further starts get the error `overloaded`.
 pub const STARTS_WAITING: usize = 1024;
 
-/// Bytes of the requests of one connection that wait: for a slot, a full stdin or a slow disk. Further requests get the error `overloaded`.
+/// Bytes of the requests of one connection that wait: for their turn, for room in a full stdin or for a slow disk. Further requests get the
+/// error `overloaded`.
 pub const REQUESTS_WAITING_BYTES: usize = 64 * MIB;
 
 /// Number of write ids that the server remembers per process.

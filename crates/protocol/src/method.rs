@@ -265,7 +265,7 @@ methods! {
     // A second start under the same process id is refused, which proves that the first one succeeded.
     ProcessStart "process/start" Exec Ordered Exec reference Harmless process::StartParams => process::StartResult;
     ProcessRead "process/read" Exec Ordered Exec reference Harmless process::ReadParams => process::ReadResult;
-    // Harmless with a `writeId`, which this client always sends. See `process::stdin_queue` for servers that ignore it.
+    // Harmless with a `writeId`, which our client always sends. For servers that ignore it, see `process::stdin_queue` in the client crate.
     ProcessWrite "process/write" Exec Ordered Stdin reference Harmless process::WriteParams<'a> => process::WriteResult;
     ProcessSignal "process/signal" Exec Control Signal reference Harmful process::SignalParams => process::SignalResult;
     ProcessTerminate "process/terminate" Exec Control Signal reference Harmless process::TerminateParams => process::TerminateResult;

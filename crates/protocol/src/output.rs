@@ -16,7 +16,7 @@ use crate::{
 pub struct EscapedId(Box<[u8]>);
 
 impl EscapedId {
-    /// For events sent to the owner of the process.
+    /// For events sent to the connection of the process's own session.
     #[must_use]
     pub fn new(process: &ProcessId) -> Self {
         let mut text = b"\"processId\":".to_vec();
@@ -43,7 +43,7 @@ pub struct Output<'a> {
     pub stream: process::Stream,
     /// Number of output bytes of this process before this chunk.
     pub offset: Option<u64>,
-    /// The lost events, on the first of the empty chunks that stand for them.
+    /// The lost events that empty chunks stand for. Only on the first of these chunks.
     pub gap: Option<Gap>,
     /// The output bytes.
     pub bytes: &'a [u8],

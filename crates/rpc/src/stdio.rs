@@ -39,7 +39,7 @@ pub fn stdio() -> ByteStream {
     stream
 }
 
-/// A nonblocking fd that belongs to us.
+/// An fd that belongs to us and on which no call blocks.
 struct StdioDescriptor {
     fd: AsyncFd<OwnedFd>,
     /// A socket, whose open file description may be blocking. Other fds were reopened as nonblocking.

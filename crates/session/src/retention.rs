@@ -47,8 +47,9 @@ struct Follower {
 pub struct Retention {
     /// Where the owner's next connection starts.
     owner: LogPosition,
-    /// A position at or before `owner` with an exact byte offset. The offset in `owner` may be too low: an acknowledged
-    /// number that lies between two marks of its feed gets the offset of the earlier mark.
+    /// A position at or before `owner` with an exact byte offset. The offset in `owner` may be too low: the owner's
+    /// feed remembers only some positions (its marks). An acknowledged number between two marks gets the offset of the
+    /// earlier one.
     owner_mark: LogPosition,
     /// The last event that the owner has taken, on any of its connections. `None` once the owner gave up the log.
     owner_taken: Option<u64>,

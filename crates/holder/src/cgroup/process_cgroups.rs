@@ -113,8 +113,9 @@ impl ProcessCgroups {
 impl ProcessCgroup {
     /// Makes the child start in this group.
     pub(crate) fn apply_to(&self, spawn: &mut Spawn) -> io::Result<()> {
-        // Until its exec, a child shares memory with the holder and with other children on their way to exec. At the
-        // memory limit, the kernel kills every process that shares the child's memory, unless it is stopped.
+        // Until its exec, a child shares memory with the holder and with other children on their way to exec. If the
+        // OOM killer selected the child at the memory limit, it would kill all of them. It does not select a child that
+        // starts alone, because the child's parent is stopped (`CLONE_VFORK`).
         spawn.alone = self.has_memory_limit;
         for (hierarchy, dir) in &self.dirs {
             match hierarchy {

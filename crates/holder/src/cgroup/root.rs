@@ -43,7 +43,7 @@ pub fn find_root(name: &str) -> Option<CgroupRoot> {
 
 impl OwnCgroup {
     fn parse(cgroup: &str, mountinfo: &str) -> Self {
-        // A line of `cgroup` is `HIERARCHY:CONTROLLERS:PATH`. Version 2 has no controllers.
+        // A line of `cgroup` is `HIERARCHY:CONTROLLERS:PATH`. In the line of version 2, CONTROLLERS is empty.
         let path_of = |is_wanted: &dyn Fn(&str) -> bool| {
             cgroup.lines().find_map(|line| {
                 let mut fields = line.splitn(3, ':');

@@ -92,7 +92,7 @@ pub enum ReadStep<'a> {
 }
 
 enum SegmentBody {
-    /// The owner of a mapping. Call `(**owner).as_ref()`: without `**`, that is `Arc::as_ref`.
+    /// The owner of a mapping, `lent` below. Call `(**lent).as_ref()`: without `**`, that is `Arc::as_ref`.
     Memory(Arc<dyn AsRef<MappedSegment> + Send + Sync>),
     Disk(Option<Arc<LoadedSegment>>),
 }
@@ -144,8 +144,8 @@ impl SegmentChain {
         Self::default()
     }
 
-    /// Adds a segment in memory. The chain keeps `lent` until the segment is taken, removed or moved to disk. When the
-    /// last clone of `lent` is dropped, its owner knows that it can return the memory to the holder.
+    /// Adds a segment in memory. `lent` owns the mapping of that memory. The chain keeps `lent` until the segment is
+    /// taken, removed or moved to disk. So the `drop` of `L` can reuse the mapping.
     pub fn push_memory<L>(&mut self, info: SegmentInfo, lent: Arc<L>)
     where
         L: AsRef<MappedSegment> + Send + Sync + 'static,

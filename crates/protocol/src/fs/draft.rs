@@ -71,8 +71,8 @@ pub struct WriteBlockResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CommitParams {
-    /// Name of the draft. The commit ends the draft even if it fails, except with the error `etagMismatch` or in the middle of a write in
-    /// place.
+    /// Name of the draft. The commit ends the draft even if it fails. Two failures leave it open: the error `etagMismatch`, and a failure
+    /// in the middle of a write in place.
     pub handle_id: String,
     /// Commit only if the file has this etag, or with `absent` only if it does not exist.
     #[serde(skip_serializing_if = "Option::is_none")]

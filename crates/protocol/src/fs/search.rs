@@ -41,7 +41,7 @@ pub struct SearchParams {
     /// Maximum number of matching lines, at most 1,000,000. Default: 1000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_matches: Option<u64>,
-    /// Maximum number of matching lines per file. Lines that are left out for it do not count as truncation. Default: no limit.
+    /// Maximum number of matching lines per file. Lines beyond it are left out, which does not count as truncation. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_per_file: Option<u64>,
     /// Maximum bytes of a line to return, at most 65,536. Default: 1024.

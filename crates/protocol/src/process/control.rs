@@ -161,7 +161,7 @@ pub struct ProcessInfo {
     pub output_bytes: u64,
     /// Output bytes that can still be read.
     pub retained_bytes: u64,
-    /// Output bytes that were dropped by `dropOldest` or freed for readers that follow.
+    /// Output bytes that were dropped by `dropOldest`, or freed because all readers that follow the process had taken them.
     pub dropped_bytes: u64,
     /// Why the process is blocked until its output is taken. Null if it is not blocked.
     pub blocked: Option<Blocked>,

@@ -26,7 +26,8 @@ pub struct OutputParams {
     /// Number of output bytes of this process before this chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offset: Option<u64>,
-    /// The lost events, on the first of the empty chunks that stand for them. Clients that announced `gap` get `process/gap` instead.
+    /// The lost events that empty chunks stand for. Only on the first of these chunks. Clients that announced `gap` get `process/gap`
+    /// instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gap: Option<Gap>,
 }
@@ -76,7 +77,8 @@ pub struct ClosedParams {
     /// Total output bytes that the process wrote. Older servers omit it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_bytes: Option<u64>,
-    /// Output bytes that were dropped by `dropOldest` or freed for readers that follow. Older servers omit it.
+    /// Output bytes that were dropped by `dropOldest`, or freed because all readers that follow the process had taken them. Older servers
+    /// omit it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dropped_bytes: Option<u64>,
 }
@@ -117,8 +119,8 @@ pub struct ChannelParams {
 pub struct AckParams {
     /// Name of the process.
     pub process_id: ProcessId,
-    /// Session of the process, if the events come from a subscription. Output is kept and freed only by the acknowledgements of the owner
-    /// and of subscribers with `hold`.
+    /// Session of the process, if the events come from a subscription. Only the acknowledgements of the session's owner and of subscribers
+    /// with `hold` decide which output is kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
     /// The highest sequence number that the client has consumed. It includes all lower ones.
