@@ -254,11 +254,11 @@ pub(crate) struct ServeArgs {
     /// All flags with their values and sources, for `--print-config`
     #[arg(skip)]
     pub(crate) settings: serde_json::Map<String, serde_json::Value>,
-    /// How long a private state directory, and the sessions in it whose clients asked for no time to live, stay after this server was
-    /// killed; for tests, which cannot wait for a minute
+    /// How long a private state directory, and the sessions in it whose clients did not request a time-to-live, stay after this server
+    /// was killed; for tests, which cannot wait for a minute
     #[arg(long, hide = true, value_name = "DUR", value_parser = values::duration, default_value = "60s")]
     pub(crate) orphan_ttl: Duration,
-    /// Leave the session of the process that started this server
+    /// Call setsid(2) to leave the Unix session of the client that started this server
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
     /// Last, because flags after it would appear below its heading.
@@ -424,8 +424,8 @@ pub(crate) fn startup_role() -> StartupRole {
     }
 }
 
-/// Whether this is a server started in the background. Checked before the arguments are parsed, because it must leave its session before
-/// the spawner is forked.
+/// Whether this is a server started in the background. Checked before the arguments are parsed, because the server must call setsid(2)
+/// before the spawner is forked.
 pub(crate) fn is_detached() -> bool {
     std::env::args_os().nth(2).is_some_and(|arg| arg == DETACHED)
 }

@@ -23,7 +23,7 @@ pub(crate) const TIMED_OUT: u8 = 124;
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
 pub(crate) const NOT_FOUND: u8 = 127;
 pub(crate) const CLOSED_PIPE: u8 = 128 + 13;
-/// An error of exec-server itself, in every command. Few programs use this code, so `run` can tell it from theirs.
+/// An error of exec-server itself, in every command. Few programs use this code, so callers of `run` can tell it from the program's own.
 pub(crate) const TROUBLE: u8 = 255;
 
 /// The exit code for a process that has ended.

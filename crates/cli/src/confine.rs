@@ -47,7 +47,7 @@ pub(crate) fn settings(
     tracing::debug!(?enforced, "control groups");
     let pids_max = args.max_pids.0;
     let memory_max = args.max_memory.0;
-    // RLIMIT_NPROC counts all processes of the user, so only a number that the user chose is worth this side effect.
+    // RLIMIT_NPROC counts all processes of the Unix user. Only a `--max-pids` other than the default is worth this side effect.
     let chosen_pids = pids_max.filter(|pids| *pids != PIDS_MAX);
     SpawnedHoldersConfig {
         limits: HolderLimits { pids_max, memory_max, ..args.bounds.holder_limits() },

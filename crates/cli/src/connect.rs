@@ -21,11 +21,11 @@ use crate::{
     link, log, print, runtime, state_location, terminal,
 };
 
-/// How long connecting to an unresponsive host or a busy server is retried. `--wait` does not shorten the timeout of one attempt.
+/// The timeout of one attempt to connect, which `--wait` does not change. Without `--wait`, also how long a busy server is retried.
 const FIRST_CONNECT: Duration = Duration::from_secs(10);
 
-/// Without `--wait`, the pause before the only retry. It helps if a server is just starting. The error is still reported within half a
-/// second.
+/// Without `--wait`, the pause before the only retry if nothing is listening. It helps if a server is just starting. The error is still
+/// reported within half a second.
 const STARTUP_GRACE: Duration = Duration::from_millis(200);
 
 /// After this much silence from the server, commands report that they are waiting.

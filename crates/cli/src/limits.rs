@@ -51,7 +51,7 @@ pub(crate) fn all() -> Vec<Limit> {
         // Processes
         "output of a process in memory": Bytes(core.memory_cap_bytes),
             "memory-per-process", (Bytes(Config::LEAST_CAP_BYTES), Bytes(64 << 30)) =>
-            "attached: the process blocks; detached: output goes to disk. A client that did not announce the capability `ack` gets 16MiB plus a quarter of this value";
+            "attached: the process blocks; detached: output goes to disk. For a client that did not announce the capability `ack`, the limit is 16MiB plus a quarter of this value";
         "output of a process on disk": Bytes(holder.disk_quota_bytes),
             "disk-per-process", (Bytes(0), Bytes(1 << 50)) =>
             "the process blocks, or with `dropOldest` its oldest output is dropped and reported as a gap";
@@ -164,28 +164,28 @@ pub(crate) fn all() -> Vec<Limit> {
             "`overloaded`; one principal may have a quarter of them, 128";
         "bytes of a body in an answer to `http/request`": Bytes(wire::HTTP_BODY_BYTES as u64) =>
             "`httpTooLarge`; a streamed body may have any size";
-        "bytes of such bodies on their way into answers, of a connection": Bytes(wire::HTTP_READING_BYTES as u64) =>
+        "bytes of bodies on their way into answers to `http/request`, of a connection": Bytes(wire::HTTP_READING_BYTES as u64) =>
             "others wait";
-        "the same of all connections": Bytes(wire::HTTP_READING_BYTES_OF_SERVER as u64) => "others wait";
+        "bytes of bodies on their way into answers to `http/request`, of all connections": Bytes(wire::HTTP_READING_BYTES_OF_SERVER as u64) => "others wait";
         "pieces of streamed bodies that wait for the socket of a connection": Count(wire::HTTP_DELTAS_WAITING as u64) =>
             "the server stops reading bodies until the peer takes them";
         "headers of an HTTP request, and of its answer": Count(wire::HTTP_HEADERS as u64) =>
             "`invalidParams`; an answer with more is `httpTooLarge`";
-        "bytes of these headers": Bytes(wire::HTTP_HEADER_BYTES as u64) =>
+        "bytes of the headers of an HTTP request, and of its answer": Bytes(wire::HTTP_HEADER_BYTES as u64) =>
             "`invalidParams`; an answer with more is `httpTooLarge`";
         "bytes of the URL of an HTTP request": Bytes(wire::HTTP_URL_BYTES as u64) => "`invalidParams`";
-        "bytes of its `requestId`": Bytes(wire::HTTP_REQUEST_ID_BYTES as u64) => "`invalidParams`";
+        "bytes of the `requestId` of an HTTP request": Bytes(wire::HTTP_REQUEST_ID_BYTES as u64) => "`invalidParams`";
         "redirects that an HTTP request follows": Count(wire::HTTP_REDIRECTS as u64) => "`httpFailed`";
 
         // Admission
         "descriptors that new work leaves free": Count(64) =>
-            "a start is `resourcesExhausted`; at half of this number a new connection is closed. If the process may open fewer than 256, a quarter of that";
+            "a start is `resourcesExhausted`; at half of this number a new connection is closed. The limit is at most a quarter of the descriptors that the server may open";
         "a request head": Bytes(8 << 10) => "431";
         "time for TLS, head and answer": Time(Duration::from_secs(10)) => "the connection is closed";
         "connections that have not proven who they are": Count(64) =>
             "a new connection replaces the oldest one of the address that has the most";
-        "failures of an address in a row of minutes": Count(100) =>
-            "429 after 50ms to 5s, in 8 slots; a correct token is still accepted at once";
+        "failures of an address, each within a minute of the one before": Count(100) =>
+            "further failures are answered 429 after 50ms to 5s, and the address may have 8 connections that have not proven who they are; a correct token is still accepted at once";
     }
 }
 

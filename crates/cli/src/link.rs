@@ -25,7 +25,7 @@ pub(crate) async fn report_during<T>(clients: &[Client], report: impl Fn(&str), 
 }
 
 /// Reports the state of one link on stderr, for commands that cannot pass their work to [`report_during`]. The future ends with the
-/// session; a caller that is done earlier aborts its task. It does not keep the client alive.
+/// session; a caller that is done earlier aborts the task that runs the future. The future does not keep the client alive.
 pub(crate) fn report_on_stderr(client: &Client) -> impl Future<Output = ()> + Send + 'static {
     let state = client.watch_state();
     let address = client.address();

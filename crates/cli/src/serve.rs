@@ -181,7 +181,7 @@ fn open_access(args: &args::ServeArgs, location: &StateLocation, token: Option<&
     let file = args.access.tokens.clone().unwrap_or_else(|| location.path.join(TOKENS));
     if args.access.tokens.is_some() && !file.exists() {
         message!("warning: `{}` does not exist yet; `exec-server token create` creates it", file.display());
-        // Create an empty table, which means the same as a missing one. A sandbox can hide an existing file, but a sandboxed process could
+        // Create an empty token file, which means the same as a missing one. A sandbox can hide an existing file, but a sandboxed process could
         // create a missing one. If this fails, such a process cannot create it either, or the directory is missing too.
         OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file).map(drop).ok();
     }
@@ -226,8 +226,8 @@ fn core_config(args: &args::ServeArgs, run_as: Option<&confine::RunAs>, audit: A
     Ok(config)
 }
 
-/// Files that every sandbox hides, besides the state directory: token and key files, the token table, the audit log with its anchors, and
-/// our own sockets.
+/// Files that every sandbox hides, besides the state directory: token and key files, the file with the named tokens, the audit log with
+/// its anchors, and our own sockets.
 fn secrets(args: &args::ServeArgs) -> Vec<PathBuf> {
     let socket = |url: &ListenUrl| match url {
         ListenUrl::Unix(path) => Some(path.clone()),

@@ -101,8 +101,8 @@ pub(crate) async fn prepare(
         grants = Some(granted);
     }
     // Without `--detach` the session ends with the program. The server has to forget the process only if the user leaves it running with
-    // the detach keys.
-    // For a server without this capability the client refuses such a start, which is right only with `--detach`.
+    // the detach keys. If the server lacks the capability `autoForget`, the client library refuses a start that asks for it. That is right
+    // with `--detach`; without it, start the program anyway.
     let can_auto_forget = client.server().capabilities.auto_forget;
     start = start.auto_forget(args.rm && (args.detach || can_auto_forget));
     Ok(PreparedStart { start, grants })

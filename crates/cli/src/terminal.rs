@@ -1,6 +1,6 @@
 //! Puts our own terminal into raw mode while a program has a terminal on the other side, and restores it.
 //!
-//! The previous modes are kept in a static, because they must be restored wherever the program ends: normally, by a panic, or on suspend.
+//! The previous modes are kept in a static, because several places restore them: the normal end of this command, a panic, and a suspend.
 
 use std::{
     io::{self, IsTerminal as _, Write as _},

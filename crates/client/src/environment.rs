@@ -131,7 +131,7 @@ impl Environment {
         &self.id
     }
 
-    /// Whether processes run on a server. False if they run in this program.
+    /// Whether processes run on a server, on this machine or another. False if the server runs inside this program.
     #[must_use]
     pub fn is_remote(&self) -> bool {
         self.is_remote

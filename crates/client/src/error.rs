@@ -61,7 +61,8 @@ pub enum Error {
         /// Why the connection broke, if known.
         reason: Option<String>,
     },
-    /// The session is gone: expired, ended, or never known to this server. Its processes are gone with it.
+    /// The session is gone: expired, ended, or never known to this server. Its processes are gone with it. Or another client has taken the
+    /// session over; its processes then run on.
     #[error("session {session_id} is lost: {reason}")]
     SessionLost {
         /// The id of the lost session.

@@ -180,8 +180,8 @@
 //! | `ConnectTimeout` | no connection in time | retry; [`Builder::connect_retry_for`] does this |
 //! | `InitializeTimeout` | connected, but no answer to `initialize` | check that the peer is an exec-server |
 //! | `Unauthorized` | the token is missing or wrong | get the right token; a retry does not help |
-//! | `Disconnected` | the connection is gone and will not be restored, or [`Builder::fail_fast`] does not wait | the call had no effect; create a new client |
-//! | `SessionLost` | the server no longer knows the session: it expired, was ended, or belongs to another server | its processes are gone; begin a new session |
+//! | `Disconnected` | the connection is gone and will not be restored, or [`Builder::fail_fast`] does not wait | the call was not sent, or a repetition is harmless; with `fail_fast` call again, otherwise create a new client |
+//! | `SessionLost` | the server no longer knows the session: it expired, was ended, or belongs to another server; or another client has taken it over | begin a new session; its processes are gone, except after a takeover |
 //! | `UnknownOutcome` | the call was interrupted and may have taken effect | check with [`Client::list`] or [`Process::read`] before you repeat it |
 //! | `InputBroken` | the server refused a write to stdin and accepted a later one | the input has a hole; terminate the process |
 //! | `Decode` | an answer has the wrong shape | a bug, or the peer is not an exec-server |

@@ -250,8 +250,8 @@ impl HolderLink {
         self.socket.as_ref().ok_or_else(|| io::ErrorKind::BrokenPipe.into())
     }
 
-    /// Gives a segment that no reader needs back to the holder. Without a live holder, removes the segment's file. For
-    /// an archived session, the next update of its files does so.
+    /// Returns to the holder a segment that no reader needs. Without a live holder, removes the segment's file. For an
+    /// archived session, the next update of its files does so.
     pub(crate) fn release(&self, slot: u32, segment: u64) {
         if !self.is_broken() {
             self.send(&ToHolder::Release { slot, segment });
@@ -638,8 +638,8 @@ impl HolderLink {
 }
 
 impl ReplyWaiter {
-    /// Answers a pending start because the holder is dead (`BrokenPipe`) or the request could not be sent. The other
-    /// kinds of waiters need no call.
+    /// Answers a pending start because the holder is dead (`BrokenPipe`) or the request could not be sent. Only drops
+    /// the other kinds of waiters.
     fn fail(self, error: io::Error) {
         // `Process::fail_stdin` answers stdin operations. The caller who waits for a status sees its sender dropped.
         let Self::Start { meta, gate, reply, session, .. } = self else { return };

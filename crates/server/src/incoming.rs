@@ -3,8 +3,8 @@
 //!
 //! Each connection may hold a whole message, so a hundred connections could exhaust the memory. If the received bytes
 //! exceed the budget, the connection that holds the most is closed with 1013. This loses nothing: its client reconnects
-//! and repeats the requests without an answer. A request whose bytes do not fit until it is answered fails with
-//! `overloaded`. A connection that holds little is never closed.
+//! and repeats the requests without an answer. A large request reserves its bytes until it is answered. If they do not
+//! fit, the request fails with `overloaded`. A connection that holds little is never closed.
 
 use std::{
     collections::BTreeMap,

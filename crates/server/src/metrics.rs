@@ -101,7 +101,7 @@ pub struct Metrics {
     pub expired: Counter,
     /// Sessions of earlier servers whose holders were adopted.
     pub adopted: Counter,
-    /// Sessions that were still pending when the wait of the server's start was over. They are adopted later if
+    /// Sessions that were not adopted yet when the starting server stopped waiting for them. They are adopted later if
     /// possible.
     pub adoption_failures: Counter,
     /// Holders that died while this server was linked to them. Their processes were killed.
@@ -204,7 +204,7 @@ impl Metrics {
             ("exec_server_sessions_resumed_total", "Sessions resumed by a connection.", &self.resumed),
             ("exec_server_sessions_expired_total", "Sessions that expired while detached.", &self.expired),
             ("exec_server_sessions_adopted_total", "Sessions taken over from earlier servers.", &self.adopted),
-            ("exec_server_adoption_failures_total", "Holders that could not be taken over.", &self.adoption_failures),
+            ("exec_server_adoption_failures_total", "Sessions not taken over at startup.", &self.adoption_failures),
             ("exec_server_holders_lost_total", "Holders that died; their processes were killed.", &self.holders_lost),
             ("exec_server_processes_started_total", "Processes started.", &self.started),
         ] {

@@ -4,10 +4,11 @@
 //! from disk, and the pump runs it off the runtime's threads. `without_holder` creates a process whose holder was found
 //! dead.
 //!
-//! Releasing output: the owner and every follower have a position ([`Retention`]). Segments below the lowest position
-//! are released to the holder, except for the last [`limits::READABLE_BYTES`](exec_server_protocol::limits). The holder
-//! also learns what all followers have taken. If the owner is detached and the log can grow no more, the holder drops
-//! that output instead of blocking the child until the owner comes back.
+//! Releasing output: the owner (the client of the process's own session) and every follower have a position
+//! ([`Retention`]). Segments below the lowest position are released to the holder, except for the last
+//! [`limits::READABLE_BYTES`](exec_server_protocol::limits). The holder also learns what all followers have taken. If
+//! the owner is detached and the log can grow no more, the holder drops that output instead of blocking the child until
+//! the owner comes back.
 
 use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
@@ -185,7 +186,7 @@ impl Process {
     }
 
     /// The output bytes up to and including event `seq`, if they are known: from the log, at the beginning, and at the
-    /// owner's mark.
+    /// owner's mark (a position of the owner with an exact offset).
     pub(crate) fn offset_at(&self, seq: u64) -> Option<u64> {
         if seq == 0 {
             return Some(0);

@@ -417,8 +417,8 @@ impl Sandboxes {
                 covers.push(stat.st_dev);
             }
         }
-        // A placeholder may be removed at any time, but its name must stay reserved. So the tree treats guarded paths
-        // as absent too.
+        // A placeholder may be removed at any time, but its name must stay reserved. So the tree also treats as absent
+        // the guarded paths: directories that may be placeholders.
         let absent = rules.absent().iter().chain(rules.guarded()).cloned().collect();
         Ok(((Arc::new(FileTree { root, covers, absent }), mounts), mounted))
     }

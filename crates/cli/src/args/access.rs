@@ -139,7 +139,7 @@ pub(crate) struct TokenFileArgs {
     /// The server that was started with this --listen and without --state-dir
     #[arg(long, value_name = "URL")]
     pub(crate) listen: Option<ListenUrl>,
-    /// The same by the URL that its clients use, which may have `localhost` and `?token=`
+    /// Like --listen, with the URL that clients use; it may have `localhost` and `?token=`
     #[arg(long, value_name = "URL")]
     pub(crate) connect: Option<String>,
 }

@@ -1,4 +1,5 @@
-//! The flags of `serve` that set limits. Their help, defaults and ranges come from the list in `limits`; only their types are here.
+//! The flags of `serve` that set limits. Except for `--overflow`, their help, defaults and ranges come from the list in `limits`; only
+//! their types are here.
 
 use std::time::Duration;
 

@@ -38,8 +38,8 @@ const PS_HELP: &str = "\
 Running processes are listed first, the newest on top; --json uses the order of process/list, oldest first. \
 Ended processes are listed until they are forgotten (`exec-server prune`) or their session ends.
 
-STATE is `running`, `blocked memory`, `blocked quota` or `blocked disk` (the log is full there and no reader takes output), \
-`exited CODE`, `killed SIGNAL`, `timed out`, `out of memory` or `lost` (its holder died). The word `open` follows after a comma while a \
+STATE is `running`, `blocked memory`, `blocked quota` or `blocked disk` (output has filled the memory limit, the disk quota or the disk, \
+and no reader takes it), `exited CODE`, `killed SIGNAL`, `timed out`, `out of memory` or `lost` (its holder died). The word `open` follows after a comma while a \
 descendant of an ended process still holds its streams.
 
 Exit codes:
@@ -79,7 +79,7 @@ Press Ctrl-] twice to detach and leave the process running. If the process has n
 All other keys go to the process, including Ctrl-C if the process has a terminal. A signal to this command only detaches.
 
 For a process with a terminal, the screen is redrawn from the latest output. For a running process without one, output is shown from \
-now on; for an ended one, its latest output. Ctrl-D closes its stdin, but the end of piped input does not.
+now on; for an ended one, its latest output. If the process has no terminal, Ctrl-D closes its stdin, but the end of piped input does not.
 
 Exit codes:
   the process's own exit code, as in `exec-server run --help`

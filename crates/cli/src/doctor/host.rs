@@ -106,7 +106,7 @@ fn user_namespaces() -> CheckOutcome {
         || read("/proc/sys/kernel/unprivileged_userns_clone").as_deref() == Some("0")
         || read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").as_deref() == Some("1");
     if is_off {
-        const ADVICE: &str = "allow them: a server that is not root needs them for sandboxes, and refuses such a start";
+        const ADVICE: &str = "allow them: without them, a server that is not root refuses a start with a sandbox";
         weak("not available to every user", ADVICE)
     } else {
         fine("available")

@@ -76,12 +76,12 @@ fn token(dir: &Path) -> Option<CheckOutcome> {
     })
 }
 
-/// Checks whether a server holds the directory and still runs the same program file as we do, and counts the holders.
+/// Checks whether a server has locked the directory and still runs the same program file as we do, and counts the holders.
 fn server(dir: &Path) -> CheckOutcome {
     let sessions = fs::read_dir(dir.join("sessions")).into_iter().flatten().filter_map(Result::ok);
     let holders = sessions.filter(|session| session.path().join("sock").exists()).count();
     let holders = format!("{holders} {}", if holders == 1 { "holder" } else { "holders" });
-    let Some(pid) = lock_holder(dir) else {
+    let Some(pid) = pid_with_lock(dir) else {
         if let Some(pid) = find_by_command_line(dir) {
             return missing(
                 format!(
@@ -136,8 +136,8 @@ fn find_by_command_line(dir: &Path) -> Option<u32> {
     pids.find(|(_, process)| serves_dir(process) && is_ours(process) == Some(true)).map(|(pid, _)| pid)
 }
 
-/// The pid that holds the lock of a state directory, from `/proc/locks`.
-fn lock_holder(dir: &Path) -> Option<u32> {
+/// The pid of the process that has locked a state directory, from `/proc/locks`.
+fn pid_with_lock(dir: &Path) -> Option<u32> {
     let lock = File::open(dir.join("lock")).and_then(|file| file.metadata()).ok()?;
     let locks = fs::read_to_string("/proc/locks").ok()?;
     let inode = format!(":{}", lock.ino());

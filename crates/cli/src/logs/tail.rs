@@ -1,7 +1,8 @@
 //! Finds where the last lines of a log begin.
 //!
-//! The protocol can only read forward. So the log is read in windows that end at its end and grow by a factor; all earlier windows together
-//! are at most a seventh of the last one. Only positions of line ends are kept, not the text.
+//! The protocol can only read forward. So the log is read in windows. Each window reaches to the end of the log and is `GROWTH` times as
+//! large as the one before, so all earlier windows together are at most a seventh of the last one. Only positions of line ends are kept,
+//! not the text.
 
 use std::{collections::VecDeque, time::Duration};
 

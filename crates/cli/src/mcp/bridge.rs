@@ -77,8 +77,8 @@ async fn remote(args: &args::BridgeArgs, server: &Server, mut signals: SignalStr
     }
     let report = |text: &str| report!("{text}");
     let end = link::report_during(std::slice::from_ref(&client), report, drive(&client, start, signals)).await;
-    // A lost session cannot be ended, and it no longer contains anything. If only the MCP server was lost to us, it may still run in a live
-    // session, so end that.
+    // A lost session cannot be ended, and it no longer contains anything. In a live session the MCP server may still run, even if `drive`
+    // failed, so end the session.
     if !matches!(client.state(), ConnectionState::Lost { .. }) && !connect::end(&client).await {
         report!("{} is unreachable; it ends the MCP server after `--keep`", client.address());
     }

@@ -85,7 +85,7 @@ pub(crate) async fn forward(
     let mut keys = DetachKeys::default();
     let mut buf = vec![0; INPUT_BYTES];
     loop {
-        // The detach keys also leave a process that takes no input.
+        // With detach keys, continue to read even if the process takes no input: the keys must still work.
         if !input.has_keys
             && let Some(error) = to.closed
         {

@@ -148,7 +148,7 @@ impl StreamForwarder {
                         signal_handler.redraw();
                     }
                 }
-                // Only a guest can be blocked by another reader; an owner reads the output itself.
+                // Only a guest needs to know that another reader blocks the process; an owner reads the output itself.
                 () = &mut stall, if role == StreamRole::Guest => {}
             }
             if signal_handler.is_hung_up && (role == StreamRole::Guest || link.is_broken()) {
@@ -267,8 +267,8 @@ impl SignalHandler {
     }
 }
 
-/// Sends a signal. If a cut loses the answer, a signal for which sending twice is better than never is sent again: a program that is asked
-/// twice to end still ends. For any other signal, reports that the outcome is unknown.
+/// Sends a signal. If a cut loses the answer, the signal may have arrived or not. A signal that does no harm if it arrives twice, such as
+/// one that ends the program, is sent again. For any other signal, reports that the outcome is unknown.
 async fn send(process: &Process, name: &'static str) {
     let tries = match name {
         "SIGINT" | "SIGTERM" | "SIGHUP" | "SIGQUIT" | "SIGSTOP" | "SIGCONT" => SIGNAL_TRIES,

@@ -115,7 +115,7 @@ impl Generation {
         self != Self::V0
     }
 
-    /// Whether the client need not read the events of a cut itself, as [`replay`] does: a current server pushes them again, and a V0
+    /// False if the client must read the events that it missed during a cut, see [`replay`]. A current server pushes them again, and a V0
     /// session is never resumed.
     pub(crate) fn pushes_missed_events(self) -> bool {
         self != Self::Reference

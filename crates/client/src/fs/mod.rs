@@ -224,8 +224,8 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
     /// Reads a whole regular file of at most `most` bytes. A larger one fails with [`FileErrorKind::TooLarge`].
     fn read_within<'a>(&'a self, path: &'a Path, most: u64, links: Links) -> FileFuture<'a, Bytes>;
 
-    /// Writes a whole file, or appends to it. A reader never sees a whole file half written, unless the file has more than one hard link or
-    /// is not a regular file; see [`Written::atomic`]. On a server, one call appends at most 64 MiB.
+    /// Writes a whole file, or appends to it. Writing the whole file replaces it atomically, so that no reader sees it half written, unless
+    /// it has more than one hard link or is not a regular file; see [`Written::atomic`]. On a server, one call appends at most 64 MiB.
     fn write_file<'a>(&'a self, path: &'a Path, bytes: Bytes, options: WriteOptions) -> FileFuture<'a, Written>;
 
     /// Creates a directory. With `recursive`, creates its parents, too, and succeeds if the directory exists.

@@ -76,7 +76,7 @@ pub struct ReadResult {
     pub sandbox_denied: bool,
     /// The requested output that the server no longer has.
     pub gap: Option<wire::Gap>,
-    /// Why the process is blocked until its output is consumed, if it is.
+    /// Why the process is blocked until its output is consumed; `None` if it is not blocked.
     pub blocked: Option<wire::Blocked>,
 }
 

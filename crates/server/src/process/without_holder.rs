@@ -38,7 +38,7 @@ impl Process {
         let mut log = process.log();
         recovered.segments.iter().for_each(|info| log.chain.push_disk(*info));
         // Makes the chain report a gap after the last segment. It covers the events and bytes that were in memory, as
-        // far as they are known. It removes no segment.
+        // far as they are known. The call removes no segment.
         log.chain.forget_below(status.next_seq, status.written);
         log.set_lost_end();
         drop(log);

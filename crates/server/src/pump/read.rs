@@ -1,7 +1,7 @@
 //! A `process/read`: a cursor job like a feed, answered once, and encoded when it is sent.
 //!
-//! The flags and `nextSeq` come from one snapshot of the status, taken before the log is read. So an answer says
-//! `closed` while output is missing from it only if the reader's own `maxBytes` cut it. Then `nextSeq` shows where to
+//! The flags and `nextSeq` come from one snapshot of the status, taken before the log is read. So an answer that says
+//! `closed` is complete up to the close, unless the reader's own `maxBytes` cut it. Then `nextSeq` shows where to
 //! continue.
 
 use std::{sync::Arc, time::Duration};

@@ -66,7 +66,7 @@ impl Session {
     }
 
     /// Records the end of a process, once. `fallback_cause` is the cause if neither an exit status nor the loss of the
-    /// holder is known. Without a cause the process counts as running and gets no record.
+    /// holder is known. If none of the three is known, the process counts as running and gets no record.
     pub(crate) fn record_end(&self, process: &Process, fallback_cause: Option<&'static str>) {
         let Some(end) = process.log().take_end(fallback_cause) else { return };
         // The name of the cause on the wire.

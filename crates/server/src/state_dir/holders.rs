@@ -66,7 +66,7 @@ pub struct SpawnedHolders {
 }
 
 impl SpawnedHolders {
-    /// Creates the holders of a state directory through `spawner`, which others may share.
+    /// Prepares the creation of holders in a state directory. Other state directories may share the spawner.
     pub fn new(state: Arc<StateDir>, spawner: impl Into<Arc<SpawnerHandle>>, config: SpawnedHoldersConfig) -> Self {
         let spawner = spawner.into();
         let spawned = Self { state, spawner: Mutex::new(Arc::clone(&spawner)), config };

@@ -27,7 +27,7 @@ use crate::{
 /// Limit for items in flight. The server holds writes that the process does not read, so this bounds the memory of both sides.
 const IN_FLIGHT_MAX: usize = 16;
 
-/// Bounds of the first and of the longest pause before a write is sent again for which the server, or the table of calls, had no room.
+/// Bounds of the first and of the longest pause before a write is sent again because the server, or the table of calls, had no room.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
