@@ -3,17 +3,14 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
+use exec_server_workspace::processes::{pids, stat, with_path};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{signal, state, wait_for};
 
 /// The live processes whose arguments contain `mark`: server, spawner and holders, which are forks and keep the arguments.
 pub fn marked(mark: &str) -> BTreeSet<u32> {
-    let has_mark = |pid: u32| {
-        let cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        cmdline.windows(mark.len()).any(|part| part == mark.as_bytes())
-    };
-    pids().filter(|pid| has_mark(*pid) && is_alive(*pid) && *pid != std::process::id()).collect()
+    with_path(Path::new(mark)).into_iter().filter(|pid| is_alive(*pid)).collect()
 }
 
 /// The live descendants of `roots`, without `roots` themselves.
@@ -48,33 +45,8 @@ pub fn is_alive(pid: u32) -> bool {
     state(pid).is_some_and(|state| state != "Z" && state != "X")
 }
 
-/// Removes the control groups that killed holders left behind, because no later server does it.
-pub(crate) fn remove_groups(sessions: &Path) {
-    for session in fs::read_dir(sessions).into_iter().flatten().flatten() {
-        let text = fs::read_to_string(session.path().join("cgroup")).unwrap_or_default();
-        for dir in text.lines().filter_map(|line| line.split_once(' ')).map(|(_, dir)| Path::new(dir)) {
-            for process in fs::read_dir(dir).into_iter().flatten().flatten() {
-                fs::remove_dir(process.path()).ok(); // Fails for plain files, which disappear with their directory.
-            }
-            fs::remove_dir(dir).ok();
-            fs::remove_dir(dir.parent().expect("a group lies in another")).ok(); // Fails while another group is in it.
-        }
-    }
-}
-
 fn parent(pid: u32) -> Option<u32> {
-    stat_fields(pid)?.get(1)?.parse().ok()
-}
-
-/// The fields of `/proc/PID/stat` after the command name, which may itself contain blanks and parentheses.
-pub(crate) fn stat_fields(pid: u32) -> Option<Vec<String>> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, rest) = stat.rsplit_once(')')?;
-    Some(rest.split_whitespace().map(str::to_owned).collect())
-}
-
-fn pids() -> impl Iterator<Item = u32> {
-    fs::read_dir("/proc").into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+    stat(pid)?.get(1)?.parse().ok()
 }
 
 /// Sends a signal to a process of this test.

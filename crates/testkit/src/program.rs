@@ -13,10 +13,9 @@ use rustix::{
     process::Signal,
 };
 
-use crate::{
-    processes::{raw, stat_fields},
-    wait_for,
-};
+use exec_server_workspace::processes::stat;
+
+use crate::{processes::raw, wait_for};
 
 /// Sends a signal to a process that this test started; does nothing if the process has gone.
 pub fn signal(pid: u32, signal: Signal) {
@@ -99,7 +98,7 @@ pub fn end_of(child: &mut Child) -> ExitStatus {
 
 /// The state letter of a process, as in `ps`.
 pub fn state(pid: u32) -> Option<String> {
-    stat_fields(pid)?.into_iter().next()
+    stat(pid)?.into_iter().next()
 }
 
 /// Reads until the output contains `text`.

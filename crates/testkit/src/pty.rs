@@ -34,6 +34,13 @@ impl Terminal {
         terminal
     }
 
+    /// A new terminal of this size, with a program on it.
+    pub fn with(rows: u16, cols: u16, command: Command) -> (Self, Running) {
+        let terminal = Self::new(rows, cols);
+        let program = terminal.start(command);
+        (terminal, program)
+    }
+
     /// Starts a program with the terminal as its three standard streams.
     pub fn start(&self, command: Command) -> Running {
         Self::start_on(&self.slave, command)

@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use exec_server_workspace::processes::remove_groups;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -471,7 +472,7 @@ impl Drop for TestServer {
         if thread::panicking() {
             end_by_force(&all);
             self.started.child.wait().ok(); // Reap the child; the panic is reported elsewhere.
-            processes::remove_groups(&self.state_dir().join("sessions"));
+            remove_groups(&self.state_dir().join("sessions"));
             return;
         }
         if running {
@@ -485,7 +486,7 @@ impl Drop for TestServer {
         if let Some(reader) = self.started.reader.take() {
             reader.join().expect("the reader does not panic");
         }
-        processes::remove_groups(&self.state_dir().join("sessions"));
+        remove_groups(&self.state_dir().join("sessions"));
         assert!(may_leave || self.sessions() == 0, "session directories are left in {}", self.state_dir().display());
     }
 }

@@ -18,7 +18,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use exec_server_chaos::Random;
-use exec_server_workspace::processes::{comm, kill, stat, with_path};
+use exec_server_workspace::processes::{comm, kill, remove_groups, stat, with_path};
 use tempfile::TempDir;
 
 use crate::{
@@ -212,20 +212,6 @@ impl Drop for Setup {
         // Children die with their holders. Wait, so that no process writes into a directory that is being removed.
         self.wait_gone(Duration::from_secs(5)).ok();
         remove_groups(&self.state_dir().join("sessions"));
-    }
-}
-
-/// Removes the control groups of sessions whose holders were killed.
-fn remove_groups(sessions: &Path) {
-    for session in fs::read_dir(sessions).into_iter().flatten().flatten() {
-        let text = fs::read_to_string(session.path().join("cgroup")).unwrap_or_default();
-        for dir in text.lines().filter_map(|line| line.split_once(' ')).map(|(_, dir)| Path::new(dir)) {
-            for process in fs::read_dir(dir).into_iter().flatten().flatten() {
-                fs::remove_dir(process.path()).ok(); // Fails for plain files, which disappear with their directory.
-            }
-            fs::remove_dir(dir).ok();
-            dir.parent().map(fs::remove_dir); // Fails while another group is in it.
-        }
     }
 }
 

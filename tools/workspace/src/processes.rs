@@ -58,6 +58,20 @@ pub fn kill(pid: u32, signal: Signal) -> bool {
     pid.is_some_and(|pid| rustix::process::kill_process(pid, signal).is_ok())
 }
 
+/// Removes the control groups of sessions whose holders were killed, because no later server does it.
+pub fn remove_groups(sessions: &Path) {
+    for session in fs::read_dir(sessions).into_iter().flatten().flatten() {
+        let text = fs::read_to_string(session.path().join("cgroup")).unwrap_or_default();
+        for dir in text.lines().filter_map(|line| line.split_once(' ')).map(|(_, dir)| Path::new(dir)) {
+            for process in fs::read_dir(dir).into_iter().flatten().flatten() {
+                fs::remove_dir(process.path()).ok(); // Fails for plain files, which disappear with their directory.
+            }
+            fs::remove_dir(dir).ok();
+            dir.parent().map(fs::remove_dir); // Fails while another group is in it.
+        }
+    }
+}
+
 /// Fails if an orphaned process or a file in the directory is still there after two seconds.
 pub fn nothing_left(folder: &Path) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(2);

@@ -59,6 +59,13 @@ impl Ground {
         Self { dir, files: RemoteFiles::new(place.client().clone()) }
     }
 
+    /// The same, with the symbolic link `inside/link` to a path that is not in the sandbox.
+    fn with_link(place: &Place, target: &str) -> Self {
+        let ground = Self::new(place);
+        symlink(ground.at(target), ground.at("inside/link")).expect("a link");
+        ground
+    }
+
     fn at(&self, name: &str) -> PathBuf {
         self.dir.path().canonicalize().expect("its real path").join(name)
     }
@@ -177,8 +184,7 @@ async fn file_system_sandboxed_write_allows_additional_write_root(place: &Place)
 }
 
 async fn file_system_sandboxed_read_rejects_symlink_escape(place: &Place) {
-    let ground = Ground::new(place);
-    symlink(ground.at("outside/file"), ground.at("inside/link")).expect("a link");
+    let ground = Ground::with_link(place, "outside/file");
     denied(read(&ground.readable(), &ground.at("inside/link")).await);
     assert_eq!(read(&ground.files, &ground.at("inside/link")).await.expect("without it"), "outer");
 }
@@ -196,8 +202,7 @@ async fn file_system_sandboxed_read_rejects_symlink_parent_dotdot_escape(place: 
 }
 
 async fn file_system_sandboxed_write_rejects_symlink_escape(place: &Place) {
-    let ground = Ground::new(place);
-    symlink(ground.at("outside/file"), ground.at("inside/link")).expect("a link");
+    let ground = Ground::with_link(place, "outside/file");
     denied(write(&ground.writable(), &ground.at("inside/link"), "evil").await);
     assert_eq!(ground.text("outside/file"), "outer");
     write(&ground.files, &ground.at("inside/link"), "new").await.expect("without it");
@@ -205,8 +210,7 @@ async fn file_system_sandboxed_write_rejects_symlink_escape(place: &Place) {
 }
 
 async fn file_system_create_directory_rejects_symlink_escape(place: &Place) {
-    let ground = Ground::new(place);
-    symlink(ground.at("outside"), ground.at("inside/link")).expect("a link");
+    let ground = Ground::with_link(place, "outside");
     for recursive in [true, false] {
         denied(ground.writable().create_directory(&ground.at("inside/link/new"), recursive, Links::Follow, None).await);
     }
@@ -217,8 +221,7 @@ async fn file_system_create_directory_rejects_symlink_escape(place: &Place) {
 }
 
 async fn file_system_read_directory_rejects_symlink_escape(place: &Place) {
-    let ground = Ground::new(place);
-    symlink(ground.at("outside"), ground.at("inside/link")).expect("a link");
+    let ground = Ground::with_link(place, "outside");
     denied(ground.readable().read_directory(&ground.at("inside/link")).await);
     assert_eq!(ground.files.read_directory(&ground.at("inside/link")).await.expect("without it").len(), 1);
     let listed = ground.readable().read_directory(&ground.at("inside")).await.expect("inside");
@@ -228,24 +231,21 @@ async fn file_system_read_directory_rejects_symlink_escape(place: &Place) {
 }
 
 async fn file_system_copy_rejects_symlink_escape_destination(place: &Place) {
-    let ground = Ground::new(place);
-    symlink(ground.at("outside"), ground.at("inside/link")).expect("a link");
+    let ground = Ground::with_link(place, "outside");
     denied(ground.writable().copy(&ground.at("inside/file"), &ground.at("inside/link/copy"), false).await);
     assert!(!ground.at("outside/copy").exists());
     ground.files.copy(&ground.at("inside/file"), &ground.at("inside/link/copy"), false).await.expect("without it");
 }
 
 async fn file_system_copy_rejects_symlink_escape_source(place: &Place) {
-    let ground = Ground::new(place);
-    symlink(ground.at("outside"), ground.at("inside/link")).expect("a link");
+    let ground = Ground::with_link(place, "outside");
     denied(ground.writable().copy(&ground.at("inside/link/file"), &ground.at("inside/copy"), false).await);
     assert!(!ground.at("inside/copy").exists());
     ground.files.copy(&ground.at("inside/link/file"), &ground.at("inside/copy"), false).await.expect("without it");
 }
 
 async fn file_system_remove_rejects_symlink_escape(place: &Place) {
-    let ground = Ground::new(place);
-    symlink(ground.at("outside"), ground.at("inside/link")).expect("a link");
+    let ground = Ground::with_link(place, "outside");
     denied(ground.writable().remove(&ground.at("inside/link/file"), false, false, Links::Follow).await);
     assert_eq!(ground.text("outside/file"), "outer");
     ground.files.remove(&ground.at("inside/link/file"), false, false, Links::Follow).await.expect("without it");

@@ -170,8 +170,7 @@ fn progress_is_drawn_on_a_terminal_and_nowhere_else() {
     let world = World::new();
     fs::write(world.here("f"), pattern(0, 3 << 20)).expect("write");
     world.ok(&["--progress", "f", ":a"]);
-    let mut terminal = Terminal::new(24, 100);
-    let child = terminal.start(world.cp(&["--progress", "f", ":b"]));
+    let (mut terminal, child) = Terminal::with(24, 100, world.cp(&["--progress", "f", ":b"]));
     let seen = terminal.see("100%  3.0 MiB of 3.0 MiB");
     assert!(seen.contains("[####################]"), "{seen}");
     assert!(finish_child(child).status.success());

@@ -117,8 +117,7 @@ fn prune_asks_the_person_at_a_terminal() {
     home.ok(&["run", "-d", "--name", "job", "--", "true"]);
     assert_eq!(home.run(&["wait", "job"]).status.code(), Some(0));
     for (answer, code, left) in [(b"n\r", 1, "job"), (b"y\r", 0, "")] {
-        let mut terminal = Terminal::new(24, 80);
-        let mut prune = terminal.start(home.command(&["prune"]));
+        let (mut terminal, mut prune) = Terminal::with(24, 80, home.command(&["prune"]));
         terminal.see("Forget 1 ended process and all output? [y/N] ");
         terminal.keys(answer);
         assert_eq!(end_of(&mut prune).code(), Some(code));
@@ -152,10 +151,9 @@ fn run_with_rm_leaves_nothing_when_it_has_ended() {
 fn run_with_rm_is_forgotten_on_a_server_after_the_keys_left_it() {
     let (server, home) = (TestServer::start(), Home::new());
     let url = server.url();
-    let mut terminal = Terminal::new(24, 80);
     let program = "echo ready; read line; exit 3";
     let args = ["run", "-it", "--rm", "--name", "work", "--connect", url, "--", "sh", "-c", program];
-    let mut child = terminal.start(home.command(&args));
+    let (mut terminal, mut child) = Terminal::with(24, 80, home.command(&args));
     terminal.see("ready\r\n");
     terminal.keys(b"\x1d\x1d");
     terminal.see("left `work` running");

@@ -360,10 +360,9 @@ fn a_terminal_is_raw_only_when_there_is_a_program_for_its_keys() {
         Verdict::Pass
     });
     let home = Home::new();
-    let mut terminal = Terminal::new(24, 80);
     let program = "stty -echo; echo ready; while read -r line; do stty size; echo \"<$line>\"; done; exit 5";
     let args = ["run", "-t", "--connect", &proxy.url(), "--", "sh", "-c", program];
-    let mut child = terminal.start(home.command(&args));
+    let (mut terminal, mut child) = Terminal::with(24, 80, home.command(&args));
     // The broken link is reported before the start is answered, and Ctrl-C still reaches us.
     terminal.see("reconnecting");
     assert!(!terminal.is_raw());

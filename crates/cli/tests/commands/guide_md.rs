@@ -213,8 +213,7 @@ impl Reader {
 
     /// Ends an interactive shell with `exit`.
     fn use_terminal(&self, command: &str) -> String {
-        let mut terminal = Terminal::new(24, 80);
-        let mut shell = terminal.start(self.shell(command));
+        let (mut terminal, mut shell) = Terminal::with(24, 80, self.shell(command));
         let prompt = if rustix::process::geteuid().is_root() { "# " } else { "$ " };
         terminal.see(prompt);
         terminal.keys(b"exit\n");

@@ -55,9 +55,8 @@ fn run_takes_the_flags_of_docker() {
     assert_eq!(home.run(&["run", "-e", "NOT_SET_HERE", "--", "true"]).status.code(), Some(2));
     assert_eq!(home.run(&["run", "-in", "--", "true"]).status.code(), Some(2), "both cannot be");
     assert_eq!(home.run(&["run", "--timeout", "1", "--", "sleep", "1000"]).status.code(), Some(124), "one second");
-    let mut terminal = Terminal::new(24, 80);
     let script = "test -t 0 && read x; echo \"<$x>\"";
-    let mut child = terminal.start(home.command(&["run", "-it", "--", "sh", "-c", script]));
+    let (mut terminal, mut child) = Terminal::with(24, 80, home.command(&["run", "-it", "--", "sh", "-c", script]));
     terminal.keys(b"hello\r");
     terminal.see("<hello>\r\n");
     assert_eq!(end_of(&mut child).code(), Some(0));
@@ -72,10 +71,9 @@ fn run_is_quiet_or_verbose_as_the_flags_say() {
     let failed = home.run(&["run", "-q", "--connect", url, "--", "true"]);
     assert!(!failed.stderr.is_empty(), "errors are printed nevertheless");
     let world = World::new();
-    let mut terminal = Terminal::new(24, 80);
     let script = "echo ready; exec sleep 1000";
     let args = ["run", "-q", "-t", "--name", "work", "--connect", "box", "--", "sh", "-c", script];
-    let mut child = terminal.start(world.home.command(&args));
+    let (mut terminal, mut child) = Terminal::with(24, 80, world.home.command(&args));
     terminal.see("ready\r\n");
     terminal.keys(b"\x1d\x1d");
     assert_eq!(end_of(&mut child).code(), Some(0));
@@ -233,10 +231,9 @@ fn files_and_matches_have_colour_on_a_terminal() {
     let world = World::new();
     fs::write(world.there("text"), "one needle two\n").expect("write");
     let shown = |args: &[&str], last: &str| {
-        let mut terminal = Terminal::new(24, 100);
         let mut command = world.home.command(args);
         command.env("TERM", "xterm").env_remove("NO_COLOR");
-        let mut child = terminal.start(command);
+        let (mut terminal, mut child) = Terminal::with(24, 100, command);
         let seen = terminal.see(last);
         end_of(&mut child);
         seen

@@ -86,10 +86,9 @@ fn names_of_several_processes_have_colour_on_a_terminal() {
         home.ok(&["run", "-d", "--name", name, "--", "echo", "hello"]);
         home.run(&["wait", name]);
     }
-    let mut terminal = Terminal::new(24, 80);
     let mut command = home.command(&["logs", "a", "b"]);
     command.env("TERM", "xterm").env_remove("NO_COLOR");
-    let mut child = terminal.start(command);
+    let (mut terminal, mut child) = Terminal::with(24, 80, command);
     terminal.see("\x1b[36ma |\x1b[0m hello\r\n");
     terminal.see("\x1b[33mb |\x1b[0m hello\r\n");
     assert_eq!(end_of(&mut child).code(), Some(0));

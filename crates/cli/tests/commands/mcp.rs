@@ -317,8 +317,7 @@ fn a_question_is_asked_on_a_terminal_and_declined_elsewhere() {
     let declined = text(&finish(user.home.command(&args)).stdout);
     assert_eq!(declined, "{\"action\":\"decline\"}\n");
 
-    let mut terminal = Terminal::new(24, 200);
-    let mut child = terminal.start(user.home.command(&args));
+    let (mut terminal, mut child) = Terminal::with(24, 200, user.home.command(&args));
     let seen = terminal.see("name, text:");
     assert!(seen.contains("`s` asks") && seen.contains("Who is it?\\u{1b}[2J"), "{seen}");
     terminal.keys(b"Ada\r");
@@ -339,8 +338,7 @@ fn progress_is_shown_only_on_a_terminal() {
     let args = ["mcp", "call", "s", "sleep", r#"{"ms": 3, "steps": 3}"#];
     let (stdout, stderr, _) = outcome(user.home.command(&args));
     assert_eq!((stdout.as_str(), stderr.as_str()), ("slept\n", ""));
-    let mut terminal = Terminal::new(24, 80);
-    let mut child = terminal.start(user.home.command(&args));
+    let (mut terminal, mut child) = Terminal::with(24, 80, user.home.command(&args));
     let seen = terminal.see("slept");
     assert!(seen.contains("1/3: step 1") && seen.contains("3/3: step 3"), "{seen}");
     assert_eq!(end_of(&mut child).code(), Some(0));

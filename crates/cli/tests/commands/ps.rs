@@ -43,10 +43,9 @@ fn states_have_colour_on_a_terminal_that_wants_it() {
     home.ok(&["run", "-d", "--name", "bad", "--", "false"]);
     home.run(&["wait", "bad"]);
     let shown = |variable: (&str, &str)| {
-        let mut terminal = Terminal::new(24, 120);
         let mut command = home.command(&["ps"]);
         command.env("TERM", "xterm").env_remove("NO_COLOR").env(variable.0, variable.1);
-        let mut child = terminal.start(command);
+        let (mut terminal, mut child) = Terminal::with(24, 120, command);
         let seen = terminal.see("false\r\n");
         assert_eq!(end_of(&mut child).code(), Some(0));
         seen
@@ -67,11 +66,10 @@ fn states_have_colour_on_a_terminal_that_wants_it() {
 #[test]
 fn watching_redraws_the_list_and_restores_the_screen() {
     let home = Home::new();
-    let mut terminal = Terminal::new(10, 100);
     let mut command = home.command(&["ps", "-w", "--interval", "200ms"]);
     command.env("TERM", "xterm").env("NO_COLOR", "1");
     // Started while not even a server runs.
-    let mut child = terminal.start(command);
+    let (mut terminal, mut child) = Terminal::with(10, 100, command);
     terminal.see("\x1b[?1049h");
     terminal.see("0 running, 0 ended");
     home.ok(&["run", "-d", "--name", "job", "--", "sleep", "1000"]);
@@ -91,10 +89,9 @@ fn watching_reports_a_broken_link_and_continues() {
     let mut server = TestServer::builder().keep_holders().listen("unix://{dir}/x.sock").start();
     let url = server.url().to_owned();
     home.ok(&["run", "-d", "--connect", &url, "--name", "job", "--", "sleep", "1000"]);
-    let mut terminal = Terminal::new(10, 120);
     let mut command = home.command(&["ps", "-w", "--interval", "200ms", "--connect", &url]);
     command.env("NO_COLOR", "1");
-    let mut child = terminal.start(command);
+    let (mut terminal, mut child) = Terminal::with(10, 120, command);
     terminal.see("1 running, 0 ended");
     server.kill();
     terminal.see("reconnecting");

@@ -19,6 +19,11 @@ fn wait_for_size(terminal: &mut Terminal, size: &str, word: &str) {
     });
 }
 
+/// Starts `run -t` with this program of `sh`.
+fn run_in_terminal(home: &Home, server: &TestServer, program: &str) -> (Terminal, Running) {
+    Terminal::with(24, 80, home.command(&["run", "-t", "--connect", server.url(), "--", "sh", "-c", program]))
+}
+
 #[test]
 fn a_run_on_a_server_has_the_whole_terminal_and_restores_it() {
     let (server, home) = (TestServer::start(), Home::new());
@@ -42,9 +47,8 @@ fn a_run_on_a_server_has_the_whole_terminal_and_restores_it() {
 #[test]
 fn control_characters_belong_to_the_program() {
     let (server, home) = (TestServer::start(), Home::new());
-    let mut terminal = Terminal::new(24, 80);
     let program = "trap 'echo interrupted; exit 4' INT; echo ready; while :; do sleep 0.02; done";
-    let mut child = terminal.start(home.command(&["run", "-t", "--connect", server.url(), "--", "sh", "-c", program]));
+    let (mut terminal, mut child) = run_in_terminal(&home, &server, program);
     terminal.see("ready\r\n");
     terminal.keys(b"\x03");
     terminal.see("interrupted\r\n");
@@ -54,10 +58,9 @@ fn control_characters_belong_to_the_program() {
 #[test]
 fn the_keys_leave_a_run_and_attach_returns_to_it() {
     let (server, home) = (TestServer::start(), Home::new());
-    let mut terminal = Terminal::new(24, 80);
     let url = server.url();
-    let mut child =
-        terminal.start(home.command(&["run", "-t", "--name", "work", "--connect", url, "--", "sh", "-c", SHOW]));
+    let args = ["run", "-t", "--name", "work", "--connect", url, "--", "sh", "-c", SHOW];
+    let (mut terminal, mut child) = Terminal::with(24, 80, home.command(&args));
     terminal.see("ready\r\n");
     terminal.keys(b"first\r");
     terminal.see("<first>\r\n");
@@ -66,8 +69,7 @@ fn the_keys_leave_a_run_and_attach_returns_to_it() {
     assert_eq!(end_of(&mut child).code(), Some(0));
     assert!(!terminal.is_raw());
 
-    let mut terminal = Terminal::new(30, 100);
-    let mut child = terminal.start(home.command(&["attach", "--connect", url, "wor"]));
+    let (mut terminal, mut child) = Terminal::with(30, 100, home.command(&["attach", "--connect", url, "wor"]));
     // The earlier output is shown again, and the program was made to redraw.
     terminal.see("<first>\r\n");
     terminal.see("drawn\r\n");
@@ -84,9 +86,8 @@ fn the_keys_leave_a_run_and_attach_returns_to_it() {
 #[test]
 fn a_single_detach_key_is_passed_on_also_when_no_other_follows() {
     let (server, home) = (TestServer::start(), Home::new());
-    let mut terminal = Terminal::new(24, 80);
     let program = "stty raw -echo; echo ready; head -c 1 | od -An -tx1; exit 7";
-    let mut child = terminal.start(home.command(&["run", "-t", "--connect", server.url(), "--", "sh", "-c", program]));
+    let (mut terminal, mut child) = run_in_terminal(&home, &server, program);
     terminal.see("ready");
     terminal.keys(b"\x1d");
     terminal.see("1d");
@@ -98,8 +99,7 @@ fn attach_detaches_by_keys_and_by_signals_and_the_process_continues() {
     let home = Home::new();
     home.ok(&["run", "-d", "-t", "--name", "work", "--", "sh", "-c", SHOW]);
     for round in 0..2 {
-        let mut terminal = Terminal::new(24, 80);
-        let mut child = terminal.start(home.command(&["attach", "work"]));
+        let (mut terminal, mut child) = Terminal::with(24, 80, home.command(&["attach", "work"]));
         terminal.see("attached to `work`; press Ctrl-] twice to leave it running");
         terminal.see("ready\r\n");
         terminal.keys(b"hello\r");
@@ -141,8 +141,7 @@ fn two_attached_clients_see_the_same() {
 #[test]
 fn a_suspended_client_restores_the_terminal_until_it_continues() {
     let (server, home) = (TestServer::start(), Home::new());
-    let mut terminal = Terminal::new(24, 80);
-    let mut child = terminal.start(home.command(&["run", "-t", "--connect", server.url(), "--", "sh", "-c", SHOW]));
+    let (mut terminal, mut child) = run_in_terminal(&home, &server, SHOW);
     terminal.see("ready\r\n");
     signal(child.id(), Signal::TSTP);
     wait_for("it to stop", || state(child.id()).as_deref() == Some("T"));
@@ -159,9 +158,8 @@ fn a_suspended_client_restores_the_terminal_until_it_continues() {
 fn a_lost_server_restores_the_terminal() {
     let home = Home::new();
     let mut server = TestServer::start();
-    let mut terminal = Terminal::new(24, 80);
     let args = ["run", "-t", "--recover-for", "300ms", "--connect", server.url(), "--", "sh", "-c", SHOW];
-    let mut child = terminal.start(home.command(&args));
+    let (mut terminal, mut child) = Terminal::with(24, 80, home.command(&args));
     terminal.see("ready\r\n");
     server.kill();
     terminal.see("reconnecting");
@@ -176,8 +174,7 @@ fn attach_to_a_process_without_a_terminal_shows_new_output_and_sends_lines() {
     let program = format!("echo old; until test -e {}; do echo new; sleep 0.02; done; exit 6", gate.display());
     home.ok(&["run", "-d", "--name", "job", "--", "sh", "-c", &program]);
     wait_for("its first words", || home.ok(&["logs", "job"]).starts_with("old\nnew"));
-    let mut terminal = Terminal::new(24, 80);
-    let mut child = terminal.start(home.command(&["attach", "job"]));
+    let (mut terminal, mut child) = Terminal::with(24, 80, home.command(&["attach", "job"]));
     terminal.see("press Ctrl-] twice and Enter to leave it running");
     let seen = terminal.see("new\r\n");
     assert!(!seen.contains("old") && !terminal.is_raw(), "{seen}");
@@ -189,13 +186,11 @@ fn attach_to_a_process_without_a_terminal_shows_new_output_and_sends_lines() {
 fn the_end_of_a_terminal_ends_the_programs_on_it() {
     let (server, home) = (TestServer::start(), Home::new());
     let url = server.url();
-    let mut terminal = Terminal::new(24, 80);
     let program = format!("trap 'echo bye; exit 3' HUP; {SHOW}");
     let args = ["run", "-t", "--name", "work", "--connect", url, "--", "sh", "-c", &program];
-    let mut owner = terminal.start(home.command(&args));
+    let (mut terminal, mut owner) = Terminal::with(24, 80, home.command(&args));
     terminal.see("ready\r\n");
-    let mut other = Terminal::new(24, 80);
-    let mut guest = other.start(home.command(&["attach", "--connect", url, "work"]));
+    let (mut other, mut guest) = Terminal::with(24, 80, home.command(&["attach", "--connect", url, "work"]));
     other.see("ready\r\n");
     drop(other);
     assert_eq!(end_of(&mut guest).code(), Some(129), "a guest leaves");
@@ -219,10 +214,9 @@ fn a_cut_is_shown_on_the_last_row_and_the_screen_is_drawn_again_afterwards() {
     let (server, home) = (TestServer::start(), Home::new());
     let (proxy, cut) = cuttable(&server);
     for switch in ["", "printf '\\033[?1049h'; "] {
-        let mut terminal = Terminal::new(24, 80);
         let program = format!("{switch}{SHOW}");
         let args = ["run", "-t", "--connect", &proxy.url(), "--", "sh", "-c", &program];
-        let mut child = terminal.start(home.command(&args));
+        let (mut terminal, mut child) = Terminal::with(24, 80, home.command(&args));
         terminal.see("ready\r\n");
         cut.store(true, Ordering::SeqCst);
         terminal.keys(b"while it is away\r");
