@@ -142,8 +142,7 @@ fn run_and_reap(command: &mut Command) -> Result<()> {
     }
 }
 
-/// Checks code behind cargo features that no default build has. `--workspace` keeps the features of the dependencies as the tests have
-/// built them.
+/// Checks the client without an embedded server and without TLS, which no default build has.
 fn features() -> Result<()> {
     let with_tokio = ["--workspace", "--features", "exec-server-process/tokio"];
     let tests = ["asynchronous", "driver", "forked", "pipe", "pty", "spawn", "together", "tree"];

@@ -377,7 +377,8 @@ pub(crate) fn grammar() -> clap::Command {
     Cli::command().mut_subcommand("serve", bounds::describe)
 }
 
-/// The connection flags of an incomplete command line, for its completion. Bash passes the `=` of `--flag=value` as a word of its own.
+/// The connection flags of an incomplete command line, for its completion. Bash passes the `=` of `--flag=value` as a
+/// separate word.
 pub(crate) fn connection(words: &[OsString]) -> Option<ConnectArgs> {
     let mut line: Vec<OsString> = vec!["exec-server".into(), "ps".into()];
     let mut words = words.iter().filter(|word| *word != "=");

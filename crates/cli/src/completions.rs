@@ -3,8 +3,8 @@
 //! The script of a shell runs this program at every Tab. It sets [`VARIABLE`] and passes the typed words after `--`. So the completions
 //! match the installed version and include the ids of processes on the server that the words name, and the names of environments.
 //!
-//! Failure paths: a server that does not answer in time contributes no ids. Nothing is ever written to stderr, because it would end up in
-//! the user's prompt.
+//! Failure paths: a server that does not answer in time contributes no ids. Stderr is discarded, because a message
+//! would appear in the user's prompt.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -113,7 +113,7 @@ fn environments(current: &OsStr) -> Vec<CompletionCandidate> {
 /// The ids of matching processes, with their command line as help text.
 fn processes(current: &OsStr, fits: fn(&ProcessInfo) -> bool) -> Vec<CompletionCandidate> {
     let all = listed().unwrap_or_default();
-    // Newest first, as in `ps`.
+    // Newest first; the listing is oldest first.
     let fitting = all.iter().rev().filter(|info| fits(info));
     matching(current, fitting.map(|info| (info.process_id.to_string(), Some(info.argv.join(" ")))))
 }

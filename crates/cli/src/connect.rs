@@ -34,7 +34,7 @@ const STALLED_AFTER: Duration = Duration::from_secs(3);
 /// If the first connection takes longer than this, a terminal shows a notice.
 const ANNOUNCE_AFTER: Duration = Duration::from_secs(1);
 
-/// The per-user server may have to adopt many sessions before it answers.
+/// Replaces [`FIRST_CONNECT`] for the per-user server, which may have to adopt many sessions before it answers.
 const PER_USER_CONNECT: Duration = Duration::from_secs(20);
 
 /// How long ending our own session may take. After that the session's time-to-live ends it.

@@ -37,7 +37,8 @@ const TRY_EVERY: Duration = Duration::from_millis(10);
 /// The number of starts before giving up. A new server exits if a server that is shutting down still holds the lock.
 const STARTS_MAX: u32 = 3;
 
-/// The server exits after this long without connections and processes. Starting the next one takes milliseconds.
+/// The server exits after this long without connections and running processes. Starting the next server takes
+/// milliseconds.
 const IDLE: &str = "60s";
 
 /// Directories below the home directory into which users install programs.
@@ -105,7 +106,7 @@ pub(crate) fn run_stdio(args: &args::DialStdioArgs) -> anyhow::Result<ExitCode> 
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ends when the server has closed and all its bytes are written, or when our input has ended and the server has then closed its side.
+/// Ends when the server has closed its side and all its bytes are written. EOF on our stdin closes only our side.
 async fn copy_stdio(socket: UnixStream) -> anyhow::Result<()> {
     let stdio = exec_server_rpc::stdio();
     let mut stdin = stdio.reader;

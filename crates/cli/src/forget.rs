@@ -114,7 +114,7 @@ fn is_confirmed(count: usize) -> bool {
     read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes" | "Yes")
 }
 
-/// Ends a running process with all its descendants; does nothing if it has already ended.
+/// Ends a process as `kill` does; does nothing if it is closed.
 async fn end(client: &Client, info: &ProcessInfo) -> anyhow::Result<()> {
     match kill::send(client, info, KillMethod::Terminate(GRACE), AfterSignal::Wait).await? {
         Some(ending) => ending.wait().await,

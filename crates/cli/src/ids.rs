@@ -18,7 +18,7 @@ const LETTERS: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
 /// Length of the suffix that distinguishes two runs of one program.
 const SUFFIX: usize = 4;
 
-/// How many characters of a session id are shown: enough to tell sessions apart, too few to be used as an id.
+/// How many characters of a session id are shown: enough to tell sessions apart, too few to resume one.
 const SESSION_SHOWN: usize = 8;
 
 /// The typed id does not name exactly one suitable process.

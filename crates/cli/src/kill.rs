@@ -66,7 +66,7 @@ pub(crate) fn keep_first(first: Option<anyhow::Error>, done: anyhow::Result<()>)
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum KillMethod<'a> {
-    /// Ends the process and its descendants: SIGTERM, then SIGKILL after this grace period.
+    /// Sends SIGTERM to the process group. If the process is not closed after this grace period, kills it and its descendants.
     Terminate(Duration),
     /// Sends the signal of this name to the process group.
     Signal(&'a str),
@@ -106,7 +106,7 @@ pub(crate) async fn send(
     let session_id = Some(info.session_id.clone());
     let (is_certain_to_end, until_closed, grace) = match method {
         KillMethod::Terminate(grace) => (true, true, grace),
-        // A program can handle every signal but SIGKILL. If the process has already exited, no exit event follows.
+        // Only SIGKILL is certain to end a process. If the process has already exited, no exit event follows.
         KillMethod::Signal(name) => {
             (signal::number(name) == signal::number("KILL") && !info.exited, false, Duration::ZERO)
         }

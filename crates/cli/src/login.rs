@@ -11,7 +11,7 @@ use tokio::time;
 
 use crate::ids;
 
-/// A profile that takes longer is probably waiting for input.
+/// The time limit for the login shell. A profile that takes longer is probably waiting for input.
 const WITHIN: Duration = Duration::from_secs(10);
 
 /// An environment larger than this could not be passed to a program anyway.

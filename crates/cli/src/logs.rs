@@ -3,8 +3,9 @@
 //!
 //! The log of one process is printed byte for byte. For several processes, `several` prints lines with a name before each.
 //!
-//! Without `-f`, the log is read in pieces up to the end that it had when the command began, and the process is not held back. With `-f`,
-//! the command is a reader with backpressure: if its own stdout is not read, the process has to wait.
+//! Without `-f`, the log is read in pieces up to the end that it had when the command began, and the process is not
+//! held back. With `-f`, the command is a reader with backpressure: if its own stdout is not read and the log is full,
+//! the process blocks, or loses its oldest output if it was started with `dropOldest`.
 //!
 //! Failure paths: bytes that were read are printed before an error is reported. The command succeeds only if the log was printed to its
 //! end.
@@ -86,15 +87,16 @@ struct ReadPlan {
 /// Our effect on the process whose log we read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogReader {
-    /// The server keeps output until we have taken it. If we are slow, the process blocks.
+    /// The server keeps output until we have taken it. If we are slow and the log is full, the overflow policy of the
+    /// process applies: the process blocks, or drops its oldest output.
     Follower,
     /// The server keeps nothing for us. If we are slow, we see gaps.
     Observer,
 }
 
 impl ReadPlan {
-    /// Without `-f`, everything is fetched with reads, and pushed events are not used. With `-f` and `--tail`, the past is fetched with
-    /// reads and later events are pushed.
+    /// Without `-f`, everything is fetched with reads, and pushed events are not used. With `-f`, later events
+    /// are pushed; past events are fetched with reads if `--tail` is given, else they are pushed too.
     fn new(args: &args::LogsArgs, info: &ProcessInfo) -> Self {
         let last = info.next_seq.saturating_sub(1);
         match (args.follow, args.tail) {

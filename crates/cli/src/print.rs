@@ -1,5 +1,6 @@
-//! All writes to stdout and stderr. No failed write ends the program. Text is escaped with `printable` here; only [`put`] writes it
-//! unchanged.
+//! Writes messages, text and JSON to stdout and stderr. A failed write is an error or is ignored; it never panics as
+//! `println!` does. Messages and JSON are always escaped with `printable`, text on stdout only if stdout is a terminal.
+//! [`put`] writes bytes unchanged.
 
 use std::{
     fmt::Display,

@@ -25,7 +25,7 @@ use crate::{
 
 const HEADS: [&str; 7] = ["ID", "PID", "STATE", "AGE", "OUTPUT", "SESSION", "COMMAND"];
 
-/// Maximum width of a command line in the table if the width of the terminal is unknown.
+/// Maximum width of a command line in the table, on a terminal of any width.
 const COMMAND_MAX: usize = 200;
 
 /// How often the screen is redrawn while no new listing arrives.

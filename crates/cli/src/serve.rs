@@ -304,7 +304,8 @@ pub(crate) fn percent_encode(text: &str) -> String {
         .collect()
 }
 
-/// The owner's token, from the first source that has one; `None` if no listener requires one.
+/// The owner's token, from the first source that has one. `None` with `--auth none`, or if every listener identifies
+/// its clients by certificate.
 fn find_token(
     args: &args::ServeArgs,
     from_env: Option<env_token::StoredToken>,

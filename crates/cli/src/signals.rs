@@ -1,4 +1,4 @@
-//! Signals that a client command handles itself instead of being ended by them.
+//! Signals that a command of this program handles itself instead of being ended or stopped by them.
 
 use std::{future, io, process};
 
@@ -17,7 +17,8 @@ pub(crate) enum SignalEvent {
     Continued,
 }
 
-/// As long as this exists, these signals no longer end or stop the program.
+/// Receives the signals that its constructor registers. From then on they no longer end or stop this program, even after this value is
+/// dropped: Tokio keeps its handlers.
 pub(crate) struct SignalStream {
     streams: Vec<(Signal, SignalEvent)>,
 }
@@ -39,7 +40,7 @@ impl SignalStream {
     pub(crate) fn for_ending() -> io::Result<Self> {
         let mut streams = Vec::new();
         for (number, name) in [(Number::INT, "SIGINT"), (Number::TERM, "SIGTERM"), (Number::HUP, "SIGHUP")] {
-            // If our parent set SIGHUP to be ignored, as `nohup` does, it is not passed on to the program either.
+            // If our parent set SIGHUP to be ignored, as `nohup` does, it stays ignored.
             if number != Number::HUP || !ignores_hangup() {
                 streams.push(register_named(number, name)?);
             }
@@ -71,7 +72,7 @@ impl SignalStream {
         }
     }
 
-    /// Waits for the first signal that shuts a server down. From then on, the next one ends the program at once.
+    /// For the server commands: waits for the first signal that asks this program to end. The next one then ends it at once.
     pub(crate) async fn shutdown(&mut self) {
         self.next_number().await;
         let second = Self::for_ending();

@@ -132,7 +132,7 @@ async fn variables(
     Ok(all)
 }
 
-/// The directories of `environments.toml`, then those of the server.
+/// The directories of `environments.toml`, then `rest`, the `PATH` that the program would have otherwise.
 fn search_path(first: &[String], info: &InfoResult, rest: Option<String>) -> anyhow::Result<String> {
     let mut directories = Vec::new();
     for dir in first {

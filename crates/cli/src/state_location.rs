@@ -41,7 +41,7 @@ impl StateLocation {
     }
 }
 
-/// The state directory of the per-user server, which `dial-stdio` starts.
+/// The given state directory, else that of the per-user server.
 pub(crate) fn of_user(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     match given {
         Some(given) => absolute(given),

@@ -47,8 +47,8 @@ pub struct Attach {
     pub session_id: Option<SessionId>,
     /// Report only events after this sequence number.
     pub after: u64,
-    /// Keep output until this reader has consumed it, and block the process if it gets too far ahead. Without `hold`, a slow reader sees
-    /// gaps. Has no effect on a process of the client's own session.
+    /// Keep output until this reader has consumed it, and block the process if its output gets too far ahead of the
+    /// reader. Without `hold`, a slow reader sees gaps. Has no effect on a process of the client's own session.
     pub hold: bool,
 }
 
@@ -107,7 +107,7 @@ impl Client {
     /// Starts a process exactly once, even if the connection is cut during the call.
     ///
     /// Dropping this future cancels the start: if the server started the process, the client terminates it in the background. The client
-    /// does the same if the start fails without an answer of the server.
+    /// does the same if the start fails without an answer from the server.
     pub async fn start(&self, start: Start) -> Result<Process, Error> {
         let session = self.session();
         let Start { id, mut params, terminate_on_drop } = start;
@@ -192,7 +192,7 @@ impl Client {
         if !generation.can_attach(key.session_id.is_none()) {
             return Err(session.cannot("attach to this process"));
         }
-        // Ask before the route is added, so that an error leaves no route behind.
+        // Call the server before the route is added, so that an error leaves no route behind.
         let keeps_write_ids = session.keeps_write_ids().await?;
         let info = if generation.lists_processes() { recovery::find_process(session, &key).await? } else { None };
         if generation.lists_processes() && info.is_none() {

@@ -53,9 +53,10 @@ const CLIENT_NAME: &str = "exec-server-environment";
 
 /// A place where processes run. It connects on first use.
 ///
-/// All users of an environment share one connection, and one attempt to connect. The next use after a failed attempt tries again. The next
-/// use after the loss of the session creates a new session. There is one exception: if a program could not be started, or ended before it
-/// answered, and no attempt has succeeded yet, every use fails with the same error.
+/// All users of an environment share one connection, and one attempt to connect. The next use after a failed attempt
+/// tries again. The next use after the loss of the session creates a new session. There is one exception, for an
+/// environment that is a local program (a `stdio:` URL, or `program` in the file): if the program could not be started,
+/// or ended before it answered, and no attempt has succeeded yet, every use fails with the same error.
 pub struct Environment {
     id: String,
     is_remote: bool,
@@ -202,7 +203,7 @@ impl RemoteSpec {
     }
 }
 
-/// Returns the value of the variables, as an argument for [`Environments::pick`].
+/// Returns the value of the first of the [`VARIABLES`] that is not empty, as an argument for [`Environments::pick`].
 pub fn value_of_variables(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Option<String>, EnvironmentError> {
     for variable in VARIABLES {
         let Some(value) = lookup(variable) else { continue };

@@ -7,7 +7,7 @@ use std::{io, time::Duration};
 
 use exec_server_protocol::{SessionId, failure};
 
-/// The prefix of every text about a broken connection. Programs written for older clients compare it.
+/// The prefix of the text of every [`Error::Disconnected`]. Programs written for older clients compare it.
 pub const DISCONNECTED: &str = "exec-server transport disconnected";
 
 /// Why a call or a connection failed. Branch on `Error::kind`.
@@ -55,10 +55,10 @@ pub enum Error {
         /// The address, without a token.
         address: String,
     },
-    /// The connection broke. The call was not sent, or repeating it is harmless.
+    /// The connection broke or was closed. The call was not sent, or repeating it is harmless.
     #[error("{DISCONNECTED}{}", reason_suffix(reason))]
     Disconnected {
-        /// Why the connection broke, if known.
+        /// Why the connection broke or was closed, if known.
         reason: Option<String>,
     },
     /// The session is gone: expired, ended, or never known to this server. Its processes are gone with it. Or another client has taken the
@@ -67,7 +67,7 @@ pub enum Error {
     SessionLost {
         /// The id of the lost session.
         session_id: SessionId,
-        /// The server's message.
+        /// The server's message, or a text of this client after a takeover.
         reason: String,
     },
     /// The connection broke during the call, or the answer did not arrive within [`Builder::call_timeout`](crate::Builder::call_timeout).

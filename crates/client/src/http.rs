@@ -66,7 +66,8 @@ impl Request {
         self
     }
 
-    /// Adds a header whose value is `prefix` followed by the value of a variable of the server. The client never sees that value.
+    /// Adds a header whose value is `prefix` followed by the value of the server's environment variable `variable`. The
+    /// client never sees that value.
     pub fn header_from_server(
         mut self,
         name: impl Into<String>,

@@ -68,7 +68,7 @@
 //! # Starting
 //!
 //! [`Start`] describes the process: program and arguments, working directory, environment, terminal, limits. By default
-//! the process runs in the server's working directory, with a short list of the server's variables (`PATH`, `HOME`,
+//! the process runs in the server's default directory, with a short list of the server's variables (`PATH`, `HOME`,
 //! `LANG` and the like), with empty stdin, and with stdout and stderr as separate streams. [`Client::start`] starts the
 //! process exactly once, even if the connection is cut during the call. Dropping the future of [`Client::start`]
 //! cancels the start.
@@ -191,9 +191,9 @@
 //! # Local and remote
 //!
 //! [`local::Local`] runs processes on this machine, with the same client and the same server core connected in memory,
-//! so both behave alike. [`environment::Environment`] chooses between a server and this machine by the name or URL that
-//! the user sets in `EXEC_SERVER_URL` or `environments.toml`, and connects on first use. Either way the result is a
-//! [`Client`]:
+//! so local and remote processes behave alike. [`environment::Environment`] chooses between a server and this machine
+//! by the name or URL that the user sets in `EXEC_SERVER_URL` or `environments.toml`, and connects on first use. Either
+//! way the result is a [`Client`]:
 //!
 //! ```no_run
 //! use exec_server_client::{Start, environment::Environment};
@@ -207,8 +207,8 @@
 //! # }
 //! ```
 //!
-//! **The `embed` hook.** A program with threads must not fork, so a small helper process forks the children instead.
-//! That helper itself must be forked while the program has only one thread. A program that may run processes locally
+//! **The `embed` hook.** A program with threads must not fork, so a small helper process, the spawner, forks instead.
+//! The spawner itself must be forked while the program has only one thread. A program that may run processes locally
 //! therefore calls [`local::embed`] as the first statement of `main`, before it creates a runtime:
 //!
 //! ```no_run
@@ -235,10 +235,9 @@
 //! # Files
 //!
 //! [`fs::FileSystem`] is the trait for file access: [`fs::RemoteFiles`] works on a server, `fs::LocalFiles` on this
-//! machine.
-//! Files of any size are transferred whole or in blocks. A write can be made conditional on the file being unchanged
-//! since it was read. [`cp::copy`] copies files and trees between two file systems. It resumes an interrupted copy, and
-//! it trusts neither side:
+//! machine. Files of any size are transferred whole or in blocks. A write can be made conditional on the file being
+//! unchanged since it was read. [`cp::copy`] copies files and trees between two file systems. It resumes an interrupted
+//! copy, and it trusts neither side:
 //!
 //! ```no_run
 //! # #[cfg(feature = "local")]
@@ -279,8 +278,8 @@
 //! what was consumed. The slowest cursor of a handle decides how much counts as consumed. Further output stays on the
 //! server, up to 16 MiB in memory. After that the process blocks, as if it wrote to a full pipe. Therefore read every
 //! cursor that you open, drop cursors that you do not read, and start noisy processes whose output is not needed with
-//! `Overflow::DropOldest` ([`Start::overflow`]). A handle without a cursor blocks its process in the same way;
-//! [`Process::wait`] does not.
+//! `Overflow::DropOldest` ([`Start::overflow`]). A handle without a cursor blocks its process in the same way, except
+//! while a call of [`Process::wait`] is pending.
 //!
 //! The client keeps the last 1 MiB behind the slowest cursor of a process in memory for cursors that are created later.
 //! Older output is read back from the server. Stdin is queued up to 8 MiB or 256 writes; when the queue is full,

@@ -24,7 +24,7 @@ pub(crate) enum LinkStatus {
     Lost(Error),
 }
 
-/// Publishes the status. When it is dropped, waiting callers see the session as lost.
+/// Publishes the status. When it is dropped, the session is lost, and [`LinkWaiter::after`] fails.
 pub(crate) struct LinkState(Arc<SharedLinkState>);
 
 struct SharedLinkState {
@@ -97,7 +97,7 @@ pub(crate) struct LinkWaiter {
 }
 
 impl LinkWaiter {
-    /// Waits for a link with an epoch above `epoch`. Fails if the session is lost or, with `fail_fast`, if the link is down.
+    /// Waits for a link that is newer than the link with the number `epoch`. Fails if the session is lost or, with `fail_fast`, if the link is down.
     pub(crate) async fn after(&self, epoch: u64) -> Result<Arc<ServerLink>, Error> {
         let link = |status: &LinkStatus| match status {
             LinkStatus::Up(link) if link.epoch > epoch => Some(Ok(Arc::clone(link))),
@@ -110,7 +110,7 @@ impl LinkWaiter {
         self.wait_for(link).await
     }
 
-    /// Waits until another client has taken the session over.
+    /// Waits until another client has taken the session over. Never returns if the session is lost instead.
     pub(crate) async fn wait_until_taken(&self) {
         self.wait_for(|status| matches!(status, LinkStatus::Down { is_taken: true, .. }).then_some(())).await;
     }

@@ -137,7 +137,8 @@ impl Default for LocalConfig {
 
 /// A server inside this program, and a client of it.
 ///
-/// End it with [`end`](Self::end). Dropping it disconnects the client; the processes then live until their time-to-live is over.
+/// End it with [`end`](Self::end). Dropping it disconnects the client; the processes then live until the session's
+/// time-to-live is over.
 #[derive(Debug)]
 pub struct Local {
     client: Client,

@@ -43,8 +43,10 @@ use crate::{
 /// Timeout for the server's answer to a close.
 pub(crate) const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 
-/// How often a peer over TCP is pinged, and after how long without a TCP acknowledgement from its host the next check closes the link.
+/// How often a peer over TCP is checked and pinged.
 const PING_EVERY: Duration = Duration::from_secs(10);
+
+/// If the peer's host has sent no TCP acknowledgement for this long, the next check closes the link.
 const DEAD_AFTER: Duration = Duration::from_secs(30);
 
 /// Limit for the bytes of stdin in flight to all processes of a link: 32 MiB. Above it, each process has at most one write in flight. The

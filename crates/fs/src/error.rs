@@ -1,4 +1,5 @@
-//! Errors of file operations, and the categories that callers distinguish. Error codes of the wire protocol are mapped elsewhere.
+//! Errors of file operations, and the categories that callers distinguish. The server maps the categories to error
+//! codes of the wire protocol.
 
 use std::{
     fmt, io,
@@ -62,7 +63,7 @@ pub enum ErrorKind {
     /// Like `InvalidInput`, but clients compare the exact text, so it is printed without action and path.
     #[error("{0}")]
     Literal(&'static str),
-    /// The operating system or this crate does not support it.
+    /// The operating system or this crate does not support the operation.
     #[error("{0}")]
     Unsupported(&'static str),
     #[error("it was cancelled")]

@@ -17,8 +17,7 @@ use rustix::fs::{AtFlags, CWD, OFlags, statat};
 
 use crate::{scan::open_below, view::open_at};
 
-/// Maximum bytes read from one rule file; the rest of the file is ignored. The largest rule file that git itself ships has a tenth of this
-/// size.
+/// Maximum bytes read from one rule file; the rest of the file is ignored. Real rule files are far smaller.
 const RULE_FILE_BYTES: u64 = 256 << 10;
 
 /// How many directories, from the root of a scan upwards, are searched for the top of a git repository.

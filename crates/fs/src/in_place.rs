@@ -130,7 +130,7 @@ fn reserve(file: &File, at: u64, len: u64) -> Result<(), ErrorKind> {
     }
 }
 
-/// What a part of a file consists of.
+/// The content of a part of a file.
 enum FilePart {
     Data,
     Hole,

@@ -1,9 +1,11 @@
 //! Cleans up temporary files that a killed writer left under a hidden name. A lock shows whether a writer is still active.
 //!
 //! ```text
-//! writer:   lock the file ─▶ link it aside ─▶ rename ─▶ close       killed here, the kernel releases the lock
-//! sweep:    open ─▶ lock, or leave it ─▶ still that name? ─▶ unlink
+//! writer:   lock the file ─▶ link it under a hidden name ─▶ rename ─▶ close
+//! sweep:    open ─▶ lock, or skip the file ─▶ does the name still lead to it? ─▶ unlink
 //! ```
+//!
+//! If the writer is killed, the kernel releases its lock.
 //! A file is removed only if it has one of the names that this crate generates, belongs to this user and is not locked. A symbolic link
 //! cannot be locked, so a link may be removed while its writer is active. The writer of a link must expect this and create the link again.
 

@@ -3,8 +3,9 @@
 //! This crate decides how a path is resolved and how bytes are written to a file. It does not depend on the wire protocol, on sessions or
 //! on an async runtime. The caller chooses the thread, so a thread that has confined itself can call it too.
 //!
-//! - A [`View`] restricts where paths may lead: anywhere, or only beneath certain directories. Every operation resolves its path through
-//!   the view, in the kernel and in one step. No operation checks a path and then opens it by name.
+//! - A [`View`] restricts where paths may lead: anywhere, or only beneath certain directories. Every operation resolves
+//!   its path through the view: the kernel checks the restriction in the same system call that opens the object, so a
+//!   component that is swapped in between cannot lead out of the view.
 //! - A view may have a [`Guard`], which refuses certain objects by device and inode, independent of the path that leads to them.
 //! - Files are opened without blocking, and only regular files are opened. A FIFO, a device or a file of `/proc` is an error at once.
 //! - A file is written under a temporary name or without a name and then renamed into place. No reader sees a partly written file, and a

@@ -1,7 +1,7 @@
 //! Glob patterns for paths below a root. Bytes that are not UTF-8 are matched as they are.
 //!
-//! A sandbox parses the patterns of its policy with the same engine and settings, with one exception: it allows empty alternatives, as in
-//! `{a,}`. Its patterns may deny files, while the patterns here only select them.
+//! A sandbox parses the patterns of its policy with the same engine and settings, with one exception: it allows empty
+//! alternatives, as in `{a,}`, because a pattern that denies access must not match less than it says.
 
 use std::{ffi::OsStr, path::Path};
 

@@ -120,7 +120,8 @@ impl OpenFile {
         &self.path
     }
 
-    /// Upper estimate of the bytes that [`read`](Self::read) will return, for callers that limit their memory.
+    /// Estimate, from the size at open, of the bytes that [`read`](Self::read) will return; at most `most`. `read` can return more if the
+    /// file has grown, and for lines up to `STEP` bytes above `most`.
     #[must_use]
     pub fn expected_bytes(&self, range: ReadRange, most: u64) -> u64 {
         match range {
@@ -166,7 +167,7 @@ impl OpenFile {
             let mut len = buf.len();
             let mut size = u64::MAX;
             if holes {
-                // Before `next_data`: what is appended after that must not count as a part of the hole.
+                // Read the size before `next_data`: bytes that are appended later must not count as a part of the hole.
                 size = Stat::of(self.file.as_fd())?.size;
                 match next_data(&self.file, offset)? {
                     Some(data) if data > offset => {
@@ -174,7 +175,8 @@ impl OpenFile {
                     }
                     Some(_) => {
                         let hole = next_hole(&self.file, offset, offset.saturating_add(len as u64))?;
-                        // At least one byte: a hole made since `next_data` may begin at `offset`, and no byte would mean the end.
+                        // Read at least one byte: a hole made since `next_data` may begin at `offset`, and a block of
+                        // no bytes would mean the end of the file.
                         len = usize::try_from(hole - offset).unwrap_or(len).max(1).min(len);
                     }
                     None => {
@@ -188,8 +190,8 @@ impl OpenFile {
         })
     }
 
-    /// Reads one block without blocking, if all of it is in the page cache and the file has no holes. Returns `None` otherwise, also if
-    /// this is unknown.
+    /// Reads one block without blocking, if all of it is in the page cache and the file has no holes. Returns `None`
+    /// otherwise, and if the kernel cannot tell.
     #[must_use]
     pub fn read_block_now(&self, buf: &mut [u8], offset: u64) -> Option<ReadBlock> {
         if !self.stat.is_dense() || i64::try_from(offset).is_err() {
@@ -262,8 +264,9 @@ fn read_into(file: &File, buf: &mut [u8], offset: u64, cancel: &Cancel) -> Resul
     Ok(got)
 }
 
-/// Reads `count` lines from line number `first` on, and says whether they reach the end of the file. `None` if they have more than
-/// `most` bytes. This is checked after each `STEP`, except after a `STEP` that contains the end of the lines and more of the file.
+/// Reads `count` lines from line number `first` on, and says whether they reach the end of the file. `None` if they
+/// have more than `most` bytes. This is checked after each `STEP`. If a `STEP` contains the end of the last line and
+/// bytes after it, the lines are returned without this check.
 fn read_lines(
     file: &File,
     first: u64,

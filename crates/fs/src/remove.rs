@@ -38,7 +38,7 @@ pub struct RemoveOptions {
     pub force: bool,
 }
 
-/// Removes what a path names. A link itself is removed.
+/// Removes the object that a path names. If the path ends with a link, the link itself is removed.
 pub fn remove(view: &View, path: &Path, links: Links, options: RemoveOptions, cancel: &Cancel) -> Result<()> {
     let remove = || -> Result<(), ErrorKind> {
         if options.recursive && links == Links::Refuse {

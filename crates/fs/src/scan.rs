@@ -2,7 +2,7 @@
 //!
 //! Every directory is opened relative to the fd of its parent, without following links, so that concurrent renames cannot lead the scan out
 //! of the tree. Links are reported but never followed, so loops cannot occur. Names are visited in byte order. An entry that disappears
-//! during the scan is skipped. Other errors are recorded.
+//! during the scan, or is no longer a directory when it is entered, is skipped. Other errors of directories below the root are recorded.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -96,7 +96,8 @@ pub struct ScanSummary {
     pub directories: u64,
     /// Number of entries examined, before any rule was applied.
     pub entries: u64,
-    /// Number of FIFOs, sockets, devices, and directories of the kernel's own file systems.
+    /// Number of directories of the kernel's own file systems, which are not entered. A search adds the FIFOs, sockets
+    /// and devices that it does not read.
     pub special: u64,
     /// The first errors, each with its path.
     pub errors: Vec<(PathBuf, io::Error)>,
@@ -248,6 +249,7 @@ impl<'a> Scan<'a> {
         let device = level.device;
         let entered = open_below(level.dir.as_fd(), name, OFlags::DIRECTORY).map_err(io::Error::from).and_then(|dir| {
             let stat = fstat(&dir)?;
+            // A directory on a cover is invisible: skip it as if it did not exist.
             if self.view.is_cover(stat.st_dev) {
                 return Ok(());
             }
@@ -290,7 +292,8 @@ impl<'a> Scan<'a> {
                 self.summary.record_cut(ScanCut::Entries);
                 break;
             }
-            // Only at every 1024th name, because the check reads the clock. `run` checks again and records the reason.
+            // Check at every 1024th name, so that a huge directory does not delay the end of the scan. `run` checks
+            // again and records the reason.
             if names.len() % 1024 == 1023 && self.stop.check().is_some() {
                 break;
             }

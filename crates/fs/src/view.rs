@@ -2,8 +2,8 @@
 //!
 //! A [`View`] covers everything, or what lies beneath certain root directories. To resolve a path, it makes one `openat2` call from the fd
 //! of a root with `RESOLVE_BENEATH`: the kernel refuses any path that would leave the root, even if a component is swapped during the call.
-//! Magic links (`/proc/*/fd`, `/proc/*/root`) are never followed. If the kernel has no `openat2`, only an unrestricted view that follows
-//! links opens anything, with `openat`.
+//! With `openat2`, magic links (`/proc/*/fd`, `/proc/*/root`) are never followed. If the kernel has no `openat2`, only an unrestricted
+//! view that follows links opens anything. It then uses `openat`, which also follows magic links.
 //!
 //! `RESOLVE_BENEATH` also refuses an absolute symbolic link that leads back beneath a root. In that case the view asks the kernel where the
 //! path leads, and opens that result beneath its root without following any link. The result is only a hint; it never grants access.
@@ -60,8 +60,8 @@ pub struct View {
 pub struct FileTree {
     /// Root directory. Paths cannot lead out of it.
     pub root: OwnedFd,
-    /// File systems (`st_dev`) that only cover hidden files, or only hold the directories on the way to visible ones. Nothing in them is
-    /// visible.
+    /// File systems (`st_dev`) that cover hidden files, or hold the directories on the way to visible ones. Nothing in
+    /// them is visible except symbolic links, which may lead to something visible.
     pub covers: Vec<u64>,
     /// Paths, with links resolved, that must not be created.
     pub absent: Vec<PathBuf>,
@@ -129,13 +129,13 @@ impl View {
         }
     }
 
-    /// Whether the view has no restriction.
+    /// Whether the view has neither roots nor a file tree. A guard does not count.
     #[must_use]
     pub fn is_everything(&self) -> bool {
         self.roots.is_none() && self.tree.is_none()
     }
 
-    /// Resolves a path without roots: in the tree, or in the file system of this process.
+    /// The arguments that open a path without the view's roots: in the tree, or in the file system of this process.
     fn unrestricted_arguments(&self, path: &Path) -> OpenArguments<'_> {
         let (from, resolve) = match &self.tree {
             None => (CWD, ResolveFlags::NO_MAGICLINKS),
@@ -213,8 +213,9 @@ impl View {
     /// Returns an error if a name must not be removed or replaced.
     ///
     /// - With a guard, this applies to protected objects and to directories on the path to one.
-    /// - In a tree, it applies to a name with a mount on it: the mount keeps the object beneath as it is. The kernel refuses the removal to
-    ///   processes inside the tree. We are outside of it, so an unlink would remove the mount together with the name.
+    /// - In a tree, it applies to a name with a mount on it: the mount protects the object beneath it from changes. The
+    ///   kernel refuses the removal to processes inside the tree. We are outside of the tree, so an unlink would remove
+    ///   the mount together with the name.
     pub(crate) fn refuse_protected(&self, dir: BorrowedFd<'_>, name: &OsStr) -> Result<(), ErrorKind> {
         if let Some(guard) = &self.guard {
             let is_kept = match Stat::entry(dir, name) {
@@ -277,6 +278,7 @@ impl View {
         for root in roots {
             let rest = match (path.strip_prefix(&root.real), path.strip_prefix(&root.given)) {
                 (Ok(rest), _) => rest,
+                // The path begins with the root as given. The root's real path differs, so the path contains a link.
                 (Err(_), Ok(_)) if links == Links::Refuse => return Err(ErrorKind::Symlink),
                 (Err(_), Ok(rest)) => rest,
                 (Err(_), Err(_)) => continue,
@@ -302,7 +304,8 @@ fn open_with(arguments: &OpenArguments<'_>, flags: OFlags) -> Result<OwnedFd, Er
     Err(Errno::AGAIN)
 }
 
-/// Opens a name in a directory that the caller has opened through a view. `CLOEXEC` is always added.
+/// Opens a name with `openat`, without the checks of a view. The caller has opened `dir` through a view, or decides
+/// itself that the path is allowed. `CLOEXEC` is always added.
 pub(crate) fn open_at(dir: impl AsFd, name: impl Arg, flags: OFlags) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(dir, name, flags | OFlags::CLOEXEC, Mode::empty())
 }
@@ -313,8 +316,8 @@ pub(crate) fn real_path(fd: BorrowedFd<'_>) -> Result<PathBuf, ErrorKind> {
     Ok(PathBuf::from(OsString::from_vec(target.into_bytes())))
 }
 
-/// A path that refers to an fd, for system calls that need a path. It uses the fd table of this thread, because a confined thread may not
-/// share the table of the process.
+/// A path that refers to an fd, for system calls that need a path. It names the fd table of this thread. `/proc/self`
+/// would name that of the main thread, which differs if this thread has called `unshare(CLONE_FILES)`.
 pub(crate) fn proc_path(fd: BorrowedFd<'_>) -> String {
     format!("/proc/thread-self/fd/{}", fd.as_raw_fd())
 }

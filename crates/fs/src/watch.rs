@@ -114,7 +114,8 @@ pub struct ChangeBatch {
     pub overflow: bool,
     /// More changes are ready.
     pub more: bool,
-    /// Number of directories that are not watched because of a limit or an error. A limit or an error that ended a scan counts as one.
+    /// Number of directories that are not watched because of a limit or an error. A limit that cut a scan short counts
+    /// as one directory.
     pub unwatched: u64,
     /// The watch has ended. No changes follow.
     pub end: Option<WatchEnd>,

@@ -1,9 +1,10 @@
 //! Writing: a whole file at once, or a draft of a file block by block.
 //!
-//! The bytes are written to a file without a name (`O_TMPFILE`) in the target's directory, which gets its name when it is complete. No
-//! reader sees a partly written file, and a full disk leaves the old file intact. An abandoned write disappears with its fd, even if the
-//! process is killed. To replace an existing file, the new one needs a name just before the rename; on file systems without `O_TMPFILE` it
-//! has one from the start. That name begins with `.exec-server-`, and the writer holds a lock on the file: see `leftovers`.
+//! The bytes are written to a file without a name (`O_TMPFILE`) in the target's directory. The file gets its name when
+//! it is complete. No reader sees a partly written file, and a full disk leaves the old file intact. An abandoned write
+//! disappears with its fd, even if the process is killed. To replace an existing file, the new file needs a temporary
+//! name just before the rename; on file systems without `O_TMPFILE`, and if a draft is kept, it has one from the start.
+//! That name begins with `.exec-server-`, and the writer holds a lock on the file: see `leftovers`.
 //!
 //! Some writes happen in place and are not atomic: a file with more than one hard link (the other names must see the change, as in the
 //! reference), appending, writing at an offset, a file in a directory where no new file can be created, and a file whose owner or
@@ -335,7 +336,7 @@ impl ScratchFile {
         // The result can be ignored: a file without a name is open nowhere else, so the lock is free.
         leftovers::lock_as_writer(&self.file);
         let name = target.scratch_name();
-        // A second time after an abandoned file of this name was removed.
+        // Try a second time if an abandoned file of this name was removed.
         for _ in 0..2 {
             match self.link(target, &name) {
                 Err(Errno::EXIST) if leftovers::remove_if_abandoned(target.dir.as_fd(), &name) => {}
@@ -500,7 +501,8 @@ impl Draft {
         Ok(written)
     }
 
-    /// Whether an in-place commit failed midway. The file then has neither the old nor the new content, and the commit can be repeated.
+    /// Whether an in-place commit failed midway. The file may then have parts of both the old and the new content, and
+    /// the commit can be repeated.
     #[must_use]
     pub fn is_half_done(&self) -> bool {
         self.is_half_done

@@ -1,6 +1,6 @@
 //! The file `archived`: the lease clock of a session that has no holder. The holder writes it when all processes of its
 //! detached session have closed and their logs are complete on disk. After the holder has exited, the server updates
-//! it.
+//! the file.
 //!
 //! Format: the time to live in milliseconds (`-` = no limit), then the time of the detach in nanoseconds of
 //! CLOCK_MONOTONIC (`-` = a client is attached). CLOCK_MONOTONIC restarts at a reboot, but a session does not outlive a

@@ -11,15 +11,15 @@
 //!
 //! From `Reported`, the holder exits when the server sends `Leave`, or when no server is connected.
 //!
-//! This module decides the steps and their order; [`spill`](crate::spill) writes the segments and files. Every step
-//! before the last can be cancelled: the files on disk are then spilled logs like any other.
+//! This module decides the steps and their order; [`spill`](crate::spill) writes the segments and files. Until the
+//! holder exits, the archive can be cancelled at every step: the files on disk are then spilled logs like any other.
 //!
 //! Failure paths:
 //! - The disk or the quota is full: the holder stays and tries again later.
 //! - The holder is killed before the last segment is written: the segments that are only in its memory are lost, unless
 //!   a running server has mapped them.
 //! - The holder is killed after that: nothing is lost. Even before the final manifest is written, the manifest on disk
-//!   lists every process as closed: it is rewritten when a process closes, and never written later than the segments.
+//!   lists every process as closed: it is rewritten when a process closes, before any later segment.
 //!
 //! A holder stays if descendants have outlived their process, because they would die with the holder. It also stays if
 //! a process received writes with a `writeId` (in the holder: a key): a client may repeat such a write, and only the
@@ -153,7 +153,8 @@ impl<S: ChildSpawner> Holder<S> {
                 .processes
                 .values()
                 .all(|process| process.phase == ProcessPhase::Closed && !process.input.has_ledger())
-            // Only in an exclusive process is every child a descendant of the session's processes.
+            // Check this only if our OS process serves nothing but this holder (`is_exclusive`). Otherwise it can have
+            // children that do not belong to the session, as in a test.
             && !(self.cx.is_exclusive && reap::has_children())
     }
 

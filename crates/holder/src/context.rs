@@ -28,8 +28,8 @@ const FREE_FDS: u64 = 64;
 
 /// How many fds are available.
 pub(crate) struct FdBudget {
-    /// Number of fds from the lowest free one up to the limit. The kernel hands out the lowest number first, so the
-    /// numbers above it are taken to be free.
+    /// Number of fds from the lowest free one up to the limit. The kernel hands out the lowest number first, so all
+    /// numbers above the lowest free one are assumed to be free.
     pub(crate) free: u64,
     /// How many of the free fds are reserved, that is, not for children and their output.
     pub(crate) reserved: u64,
@@ -110,8 +110,8 @@ impl SessionContext {
         self.is_wake_due |= is_due;
     }
 
-    /// Wakes the server's reader once for everything appended since the last call, so that an exit and its close travel
-    /// together.
+    /// Wakes the server's reader once for everything appended since the last call, so that `Exited` and the `Closed`
+    /// after it cause one wake-up.
     pub(crate) fn wake_reader(&mut self) {
         if std::mem::take(&mut self.is_wake_due) {
             // EAGAIN means that the counter is full, so a wake-up is already pending.
@@ -126,8 +126,8 @@ impl SessionContext {
         }
     }
 
-    /// Takes a segment that has left its log. Its memory is reused or freed, at the latest when the controller has
-    /// returned it.
+    /// Takes a segment that has left its log. Its memory is reused, or freed if it must not be reused: see
+    /// [`LentSegments`].
     pub(crate) fn dispose(&mut self, segment: Segment) {
         let freed = self.lent_segments.dispose(&mut self.pool, segment);
         self.retire(freed);

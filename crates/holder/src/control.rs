@@ -94,7 +94,8 @@ pub enum ToHolder<'a> {
     Attach,
     /// No client is attached: the lease clock runs, and a full log spills to disk.
     Detach {
-        /// Time to live from now on. [`TTL_NONE`]: no limit. Also applies when the controller is lost later.
+        /// The new time to live, counted from the detach. [`TTL_NONE`]: no limit. Also applies when the controller is
+        /// lost later.
         ttl_ms: u64,
     },
     /// Changes the time to live without attaching or detaching.
@@ -103,8 +104,8 @@ pub enum ToHolder<'a> {
         ttl_ms: u64,
     },
     /// Limits how long the session outlives its server, in addition to the session's time to live. A new controller
-    /// resets the limit. No answer. Needs no feature level: only a server whose state directory exists for a single run
-    /// sends it, and the holders of such a server are of the same build.
+    /// removes the limit. No answer. Needs no feature level: only a server whose state directory exists for a single
+    /// run sends this message, and the holders of such a server are of the same build.
     SetOrphanTtl {
         /// From the loss of the server to the end of the session. [`TTL_NONE`]: no such limit.
         ttl_ms: u64,
@@ -147,7 +148,7 @@ pub enum ToHolder<'a> {
         req: u32,
         slot: u32,
         /// `None`: SIGKILL to the whole tree at once. Otherwise, SIGTERM to the group, and the tree is killed after
-        /// this time.
+        /// this time. If the leader is dead, the rest of the tree is killed at once in both cases.
         grace_ms: Option<u32>,
     },
     /// Changes the memory cap of a process. No answer.
@@ -158,12 +159,13 @@ pub enum ToHolder<'a> {
     },
     /// The events of this segment have been taken: it leaves the log, and its disk file is removed. No answer.
     Release { slot: u32, segment: u64 },
-    /// Every reader that follows this log has taken it from its first retained event up to `seq`. If the child would
-    /// have to wait for the disk and no client is attached, segments up to `seq` are dropped (and counted) instead.
-    /// Replaces the previous value, and ends with the controller. No answer. From [`FOLLOWERS`] on.
+    /// All readers that follow this log have taken its events up to `seq`. If no client is attached and the child would
+    /// block because the quota or the disk is full, segments up to `seq` are dropped (and counted) instead. Replaces
+    /// the previous value. The loss of the controller resets it to 0. No answer. From [`FOLLOWERS`] on.
     Followed {
         slot: u32,
-        /// The last event that all of these readers have taken. 0: no reader follows.
+        /// The last event that all of these readers have taken. 0: no reader has followed the log from its first
+        /// retained event on.
         seq: u64,
     },
     /// Other sessions use this one, or did until now. The clock of a detached session stops during the use, and
@@ -355,15 +357,15 @@ pub enum StartStage {
 pub enum WriteStatus {
     /// The whole part has been written to the child's stdin.
     Accepted,
-    /// The process has no stdin, or it is closed. `done` says how much of the write went in.
+    /// The process has no stdin, or its stdin is closed. `done` says how much of the write went in.
     StdinClosed,
     /// No process has this slot.
     UnknownProcess,
     /// Like `Accepted`, but the terminal dropped some bytes: a line in canonical mode was too long.
     Cut,
-    /// The key was used with another total or digest, or the part does not continue at `done`.
+    /// The key was used with another total or digest, or the part begins after `done` or ends after `total`.
     Mismatch,
-    /// Another part is being written. Send this one after its answer.
+    /// Another part is being written. Send the refused part again after the answer to that part.
     Busy,
 }
 
@@ -380,7 +382,7 @@ pub enum CommandStatus {
     UnknownProcess,
     /// `Resize` of a process without a terminal.
     NotATerminal,
-    /// `CloseStdin` of a stdin that is already closed.
+    /// `CloseStdin` of a process without an open stdin, or after another `CloseStdin` that is still pending.
     StdinClosed,
     /// `CloseStdin` on a terminal in raw mode: an EOF character would be data there.
     RawMode,

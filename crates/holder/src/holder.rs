@@ -429,8 +429,8 @@ impl<S: ChildSpawner> Holder<S> {
             if self.cx.controller.is_congested() {
                 break;
             }
-            // Collect wake-ups over a few events, so that an exit and the ends of its streams cause one. Do not collect
-            // over more: each event may be a large amount of output.
+            // Collect wake-ups over a few events, so that an exit and the ends of its streams cause one wake-up. Do not
+            // collect over more events: each may be a large amount of output.
             if count % WAKE_EVENTS == WAKE_EVENTS - 1 {
                 self.cx.wake_reader();
             }

@@ -1,13 +1,15 @@
 //! A child's stdin: accepts writes in parts, and passes each byte to the child once and in order.
 //!
-//! Owns the current part, the ledger of keyed writes, and a close that waits for the current part.
+//! Owns the current part, the part that waits behind it, the ledger of keyed writes, and a close that waits for both
+//! parts.
 //!
 //! One part is written at a time. If the controller that sent it disconnects, the part is still written, and the first
 //! part from the next controller waits behind it. If that part repeats the write, the ledger then shows how much of the
 //! write is done. So at most two parts are held.
 //!
-//! Failure path: if the child closes its stdin or dies, everything that waits is answered with `StdinClosed` and the
-//! number of bytes written. The retry of a keyed write that was completed is answered with `Accepted` even then.
+//! Failure path: if the child closes its stdin or dies, every waiting part is answered with `StdinClosed` and the
+//! number of bytes written, and a waiting close with `Ok`. The retry of a keyed write that was completed is answered
+//! with `Accepted` even then.
 
 use exec_server_process::CloseStdinOutcome;
 use exec_server_session::{StdinLedger, WriteBegin};
@@ -122,7 +124,7 @@ impl Process {
         send_written(part.req, status, done, cx);
     }
 
-    /// Closes stdin after the current part.
+    /// Closes stdin after the current part and a part that waits behind it.
     pub(crate) fn handle_close_stdin(&mut self, req: u32, cx: &mut SessionContext) {
         if !self.accepts_input() {
             return cx.send_done(Some(req), CommandStatus::StdinClosed);

@@ -30,8 +30,8 @@ impl LentSegments {
         self.lent.insert(id);
     }
 
-    /// Takes a segment that has left its log. Returns its id if the memory was freed and the controller must be
-    /// informed.
+    /// Takes a segment that has left its log. If this freed memory that the controller may have mapped, returns the id
+    /// of the last segment in that memory, so that the caller can inform the controller.
     pub(crate) fn dispose(&mut self, pool: &mut SegmentPool, segment: Segment) -> Option<u64> {
         let id = segment.id();
         if self.unreturned.remove(&id) {

@@ -22,7 +22,7 @@
 //! Failure paths:
 //! - The controller disconnects: the session becomes detached and the current time to live runs.
 //! - The controller sends an invalid message: the holder drops that connection.
-//! - The controller does not read: messages queue up to a bound, then the holder stops reading from children.
+//! - The controller does not read: messages queue up to a bound, then the holder reads neither children nor commands.
 //! - The disk is full: the child blocks and the write is retried.
 //! - The holder panics: it kills every descendant, then aborts.
 //!

@@ -1,10 +1,11 @@
-//! The manifest: a file that lists the processes of a session whose output is on disk. If the holder is killed, the
-//! next server needs it to offer that output.
+//! The manifest: a file that lists all processes of a session that has output on disk. If the holder is killed or has
+//! left an archived session, the server needs the manifest to offer that output.
 //!
 //! Format: one line per process with its slot, its pid, the position of its log, its exit if it has exited, and the
 //! opaque record of its start. The holder writes the manifest before the first segment goes to disk, and again when a
 //! process starts, ends or is forgotten, and when the controller is lost. Logs grow in between, so the positions are
-//! lower bounds. The holder removes the manifest with the last segment file. Used by the holder and the server.
+//! lower bounds. The holder removes the manifest with the last segment file, unless the session is archived. Used by
+//! the holder and the server.
 
 use std::io::{self, Read as _};
 use std::os::fd::AsFd;

@@ -2,7 +2,7 @@
 //!
 //! The overflow policy:
 //! - Attached: the child is not read and blocks.
-//! - Detached: the oldest sealed segments are spilled to disk up to a quota. Then the child blocks.
+//! - Detached: the oldest sealed segments are spilled to disk. When the quota or the disk is full, the child blocks.
 //! - With `DropOldest`, the oldest segment is dropped where the child would block.
 //! - While no client is attached but readers follow the log, segments that all of them have taken are dropped where the
 //!   child would block.
@@ -18,9 +18,9 @@
 //! shared status keeps the exit, and a reader whose gap covers that event takes it from there.
 //!
 //! Failure paths:
-//! - No memory or no fd for a segment: the child blocks and is retried after a delay. As at the cap, the policy may
-//!   free a segment.
-//! - No memory for a page of the segment: the child blocks and is retried after a delay.
+//! - No memory or no fd for a segment: the overflow policy is applied, as at the cap. If it frees no segment, the child
+//!   blocks and reading is retried after a delay.
+//! - No memory for a page of the segment: the child blocks and reading is retried after a delay.
 //! - Any other read error ends its stream.
 
 use exec_server_log::{BlockReason, ReleasedSegment};
@@ -40,7 +40,7 @@ const TERMINAL_BYTES: usize = 4096;
 /// concurrent children slower.
 const TURN_BYTES: usize = 128 * 1024;
 
-/// Delay before a retry after a shortage of memory.
+/// Delay before a retry after a shortage of memory or fds.
 const RETRY_NS: u64 = 1_000_000_000;
 
 /// Spilling begins this many segments below the cap, so that a detached child need not wait for each disk write.
@@ -104,7 +104,7 @@ impl Process {
                 ReadOutcome::Nothing => return,
                 ReadOutcome::NoMemory => {
                     self.retry_later(cx);
-                    // No `BlockReason` stands for a shortage of memory. This one is the nearest.
+                    // No `BlockReason` stands for a shortage of memory. `MemoryCap` is the nearest.
                     return self.pause(BlockReason::MemoryCap, cx);
                 }
                 ReadOutcome::Ended => return self.end_stream(index, cx),

@@ -59,7 +59,7 @@ impl Poller {
         Ok(())
     }
 
-    /// Unregisters an fd without its `PollInterest`.
+    /// Unregisters an fd whose `PollInterest` the caller has dropped.
     pub(crate) fn forget(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         Ok(epoll::delete(&self.epoll, fd)?)
     }

@@ -56,7 +56,7 @@ pub(crate) struct Process {
     /// Why output is not read. `Some(No)` while a segment is being written to disk.
     pub(crate) paused: Option<BlockReason>,
     pub(crate) overflow: OverflowPolicy,
-    /// Every reader that follows the log has taken the events up to this one. 0 while no reader follows.
+    /// All readers that follow the log have taken the events up to this one. 0: see `ToHolder::Followed`.
     pub(crate) followed_seq: u64,
     pub(crate) cap_bytes: u64,
     pub(crate) deadlines: ProcessDeadlines,

@@ -100,7 +100,7 @@ impl Process {
         let Some(child) = &mut self.child else { return };
         let exited = match child.try_wait() {
             Ok(Some(exited)) => exited,
-            // A tracer has not waited for the leader yet. The exit fd cannot report when it has: it is ready already.
+            // A tracer has not waited for the leader yet. The exit fd cannot report that wait: the fd is ready already.
             Ok(None) => return self.retry_in(REAP_AGAIN_NS, cx),
             // Other code has reaped the leader.
             Err(_) => ChildExit { code: -1, signal: None, user_ms: 0, system_ms: 0, max_rss_bytes: 0 },
@@ -270,8 +270,8 @@ impl Process {
 }
 
 /// Kills all processes that are due. Where a process has a control group, one write kills everything in it, including
-/// processes that left the tree. For the other processes, and for those whose leader is dead, kills the process trees
-/// and any other process that holds their streams.
+/// processes that left the tree. For the other processes, and for those whose leader is dead, kills the process trees.
+/// An exclusive holder also kills every descendant that holds a stream of a dead leader.
 pub(crate) fn kill_due<'a>(processes: impl Iterator<Item = &'a mut Process>, cx: &mut SessionContext) {
     let mut due: Vec<&mut Process> = processes.filter(|process| process.is_kill_due).collect();
     // Kill every control group. That is enough only while the leader runs: a dead leader's streams may be held by a

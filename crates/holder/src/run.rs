@@ -8,7 +8,7 @@ use rustix::time::ClockId;
 
 use crate::{ChildSpawner, Holder};
 
-/// Runs the holder until it reports its end: the session has ended, or the holder has left an archived session.
+/// Runs the holder until it reports that it is done: its session has ended, or it has archived its session.
 pub fn run<S: ChildSpawner>(mut holder: Holder<S>) {
     loop {
         let turn = holder.turn(monotonic_ns());

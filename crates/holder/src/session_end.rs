@@ -32,7 +32,7 @@ const PAUSE_MAX_NS: u64 = 100_000_000;
 pub(crate) enum EndReason {
     /// The controller sent `End`. The answer is sent at the end, with this `req`.
     Command { req: u32 },
-    /// The time to live has passed.
+    /// The time to live has passed, or the time that the session may outlive its server (`SetOrphanTtl`).
     Expiry,
     /// The server could not use the holder that it had just created. The session continues without this holder, and may
     /// have another one by now.

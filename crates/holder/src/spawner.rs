@@ -49,8 +49,8 @@ pub const SECRET_NAME: &str = "secret";
 /// Name of the tombstone in a session's directory, which says when the session expired.
 pub const TOMBSTONE_NAME: &str = "expired";
 
-/// How long [`SpawnerHandle::create`] waits for a spawner that is busy forking: far longer than any fork, so that only
-/// a stopped spawner causes an error.
+/// How long a request waits for a spawner that is busy forking: far longer than any fork, so that only a stopped
+/// spawner causes an error.
 const SEND_TIMEOUT_S: i64 = 5;
 
 /// The server's handle of its spawner. Dropping it ends the spawner. Holders continue.
@@ -68,8 +68,8 @@ pub fn fork_spawner() -> io::Result<SpawnerHandle> {
     Ok(SpawnerHandle { socket: ours, pid })
 }
 
-/// Forks a process that calls `before_serving` and then serves as the spawner on `socket`. Returns its pid, and only in
-/// the caller.
+/// Forks a process that calls `before_serving` and then serves as the spawner on `socket`. Returns only in the caller,
+/// with the pid of that process.
 fn fork_serving(socket: OwnedFd, before_serving: impl FnOnce(&OwnedFd) -> io::Result<()>) -> io::Result<i32> {
     // SAFETY: the caller guarantees a single thread, so the child may use everything that the parent could.
     match unsafe { libc::fork() } {
@@ -224,7 +224,7 @@ fn become_guardian() -> io::Result<OwnedFd> {
     reap::child_signals()
 }
 
-/// Forks a holder. Returns its pid, in the spawner only.
+/// Forks a holder. Returns only in the spawner, with the holder's pid.
 fn fork_holder(mut request: Vec<u8>, fds: Vec<OwnedFd>) -> Option<i32> {
     let Ok([controller, dir]) = <[OwnedFd; 2]>::try_from(fds) else { return None };
     let decoded = holder_request::decode(&request, dir);

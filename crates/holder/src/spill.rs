@@ -16,9 +16,9 @@
 //! manifest is removed with the last segment file: the holder would no longer update it, but a server would trust it.
 //! Without a manifest, the server reports the processes of a killed holder as lost, which is correct.
 //!
-//! The thread does all jobs in the order in which they were decided. A file name contains the slot, not the process. So
-//! a slot stays busy until the files of its last process are gone, and no manifest assigns the slot to another process
-//! before.
+//! The thread does all jobs in the order of the queue. A file name contains the slot, and a later process may get the
+//! same slot. So a slot stays busy until the files of its last process are gone, and no manifest assigns the slot to
+//! another process before that.
 //!
 //! Bounds: one segment write with its 1 MiB buffer; three manifests (the one that the write needs, an earlier and a
 //! later one); removals are bounded by the number of files, that is, by the quota.
@@ -100,7 +100,7 @@ struct SpillQueue {
 }
 
 enum DiskJob {
-    /// Writes a segment. Fails if the manifest that was written before it failed.
+    /// Writes a segment. Fails if the manifest before it could not be written.
     Write {
         slot: u32,
         id: u64,
@@ -221,8 +221,9 @@ impl Spill {
     }
 
     /// Hands the jobs of this turn to the thread. The manifest goes right before the segment write. Without a write, it
-    /// goes before all jobs: then a forgotten process is out of the manifest before its files are removed, and a holder
-    /// that is killed in between does not bring the process back. The slot stays busy until the files are gone.
+    /// goes before all jobs: then a forgotten process is out of the manifest before its files are removed. If the
+    /// holder is killed in between, the next server does not bring the process back. The slot stays busy until the
+    /// files are gone.
     pub(crate) fn submit(&mut self, mut manifest: Option<String>) {
         self.has_manifest |= manifest.is_some();
         if self.has_manifest && !self.has_files() && !self.is_archived {
@@ -394,8 +395,8 @@ impl SpillShared {
     }
 
     fn run(&self) {
-        // Set while the newest manifest is not on disk. The next segment write needs that manifest, so it fails with
-        // this error.
+        // Set if the last manifest write failed. The next segment write needs that manifest, so it fails with this
+        // error.
         let mut manifest_error = None;
         while let Some(job) = self.next() {
             match job {

@@ -2,8 +2,9 @@
 //!
 //! `/proc/PID/cmdline` shows the memory that held the arguments. If the last byte of that memory is not NUL, the kernel
 //! reads on into the environment, which follows it. So a title may be longer than the arguments were, and this module
-//! overwrites both. Neither this process nor a fork of it reads them again: children get their arguments and
-//! environment with their start request. A side effect is that the server's environment cannot be read from a holder.
+//! overwrites arguments and environment. Neither this process nor a fork of it reads them again: children get their
+//! arguments and environment with their start request. A side effect is that the server's environment cannot be read
+//! from a holder.
 //!
 //! Failure path: if `/proc` has an unexpected format, the old command line stays.
 

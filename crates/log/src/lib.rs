@@ -17,10 +17,11 @@
 //!
 //! Failure paths:
 //!
-//! - A segment with the wrong size, seals or layout is an [`OpenError`].
-//! - A corrupt record ends the readable part of its segment. The reader gets a gap up to the next segment, or
-//!   [`ReadStep::Damaged`] in the last segment.
-//! - A torn file is truncated after its last complete record, and the lost records are counted.
+//! - Shared memory with the wrong size, seals or layout is an [`OpenError`]. A segment file without a valid header is a
+//!   [`RecoverError`].
+//! - A corrupt record ends the readable part of its segment, and the reader gets a gap up to the next segment. In the
+//!   last segment, the reader gets [`ReadStep::Damaged`] if that segment is in memory.
+//! - A segment file is read up to its first incomplete or damaged record. The records after that are counted as lost.
 
 #![expect(unsafe_code, reason = "the log lives in memory shared between two processes")]
 #![cfg_attr(

@@ -3,8 +3,9 @@
 //! Level one, per log: a reader at the end sets the log's waiting flag, then checks for events again. The writer
 //! commits, then clears the flag.
 //!
-//! Level two, per session: a writer that cleared a log's flag sets the log's dirty bit, then clears the session's
-//! waiting flag. If that flag was set, the writer must write the eventfd.
+//! Level two, per session: a writer that found a log's flag set marks the log as dirty, then clears the session's
+//! waiting flag. If that was set too, the writer must write the eventfd. The reader sets the session's flag, then checks
+//! the dirty bits again, before it sleeps.
 //!
 //! A reader that is behind has not set its flag, so it costs the writer only a fence and a load.
 //!

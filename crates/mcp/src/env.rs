@@ -1,8 +1,9 @@
 //! Computes the environment variables of an MCP server, on this machine or on an executor.
 //!
-//! A short list of variables, [`DEFAULT_NAMES`], is always passed on. A server on this machine gets our values of them, and starts with an
-//! otherwise empty environment. A server on an executor gets the executor's values. In both cases it also gets those of our variables that
-//! its configuration names, and literal values in the configuration win. The functions read no environment: our variables are an argument.
+//! A server on this machine starts with our values of [`DEFAULT_NAMES`]. A server on an executor inherits the executor's
+//! core variables ([`Inherit::Core`]). If the server's configuration names variables of the executor, the server inherits
+//! exactly these and `DEFAULT_NAMES` instead. In all cases, our variables that the configuration names are added, and
+//! literal values in the configuration win. The functions read no environment: our variables are an argument.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +20,8 @@ use crate::config::{EnvSource, EnvVar, StdioConfig};
 /// The environment variables of this program.
 pub type Variables = BTreeMap<OsString, OsString>;
 
-/// The short list: variables that every server gets without configuration.
+/// Variables that a server on this machine always gets, and that a server on an executor gets if its configuration
+/// names a variable of the executor.
 pub const DEFAULT_NAMES: [&str; 11] =
     ["HOME", "LOGNAME", "PATH", "SHELL", "USER", "__CF_USER_TEXT_ENCODING", "LANG", "LC_ALL", "TERM", "TMPDIR", "TZ"];
 
@@ -46,10 +48,10 @@ pub enum EnvError {
     NotText { name: String },
 }
 
-/// The environment of a server on this machine: our variables from the short list and `env_vars`, then the literal values.
+/// The environment of a server on this machine: our values of `DEFAULT_NAMES` and `env_vars`, then the literal values.
 ///
-/// The protocol cannot carry a value that is not UTF-8, not even to the in-process executor. That executor has our environment, so the
-/// policy lets the server inherit such a variable instead.
+/// The protocol cannot carry a value that is not UTF-8, not even to the back end `Local`, which runs in this process.
+/// `Local` has our environment, so the policy lets the server inherit such a variable from it instead.
 pub fn local(stdio: &StdioConfig, ours: &Variables) -> Result<LaunchEnv, EnvError> {
     if let Some(name) = remote_names(&stdio.env_vars).next() {
         return Err(EnvError::RemoteHere { name: name.to_owned() });
@@ -71,9 +73,9 @@ pub fn local(stdio: &StdioConfig, ours: &Variables) -> Result<LaunchEnv, EnvErro
     Ok(launch.without_token())
 }
 
-/// The environment of a server on an executor: the executor's short list, the literal values, and the variables that the configuration
-/// copies from here. If the configuration names a variable of the executor, the policy lists the short list and that name. The value of the
-/// variable is never sent to this machine.
+/// The environment of a server on an executor: what it inherits there, our variables that the configuration names, and
+/// the literal values, which win. If the configuration names variables of the executor, the policy lists
+/// `DEFAULT_NAMES` and those names; their values are never sent to this machine.
 pub fn executor(stdio: &StdioConfig, ours: &Variables) -> Result<LaunchEnv, EnvError> {
     let mut launch = LaunchEnv { policy: remote_policy(&stdio.env_vars), env: BTreeMap::new() };
     for name in named(&stdio.env_vars, EnvSource::Local) {

@@ -188,7 +188,8 @@ fn after_colon(text: &str) -> String {
 }
 
 impl Endpoint {
-    /// Builds the endpoint of a configured server, with variables from this machine. A header whose variable is not set is left out.
+    /// Builds the endpoint of a configured server, with variables from this machine. A variable of `env_http_headers`
+    /// that is not set or is empty is ignored.
     pub fn read(config: &HttpConfig, variables: &BTreeMap<String, String>) -> Result<Self, HttpError> {
         let variable = |name: &String| variables.get(name).map(|value| value.trim()).filter(|value| !value.is_empty());
         let bearer_token = match &config.bearer_token_env_var {

@@ -27,7 +27,7 @@ use crate::{
     transport::{StderrLog, StdioTransport},
 };
 
-/// The number of the next launch of this program, starting at 1.
+/// The number that this program gives to its next launch of a server, starting at 1.
 static LAUNCHES: AtomicU64 = AtomicU64::new(1);
 
 /// Distinguishes our launches from those of another program that shares the session.

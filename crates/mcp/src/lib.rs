@@ -1,7 +1,7 @@
-//! Runs MCP servers on this or another machine. An *executor* is the exec-server that runs their processes. Connections to the servers
-//! survive cut links and restarts of the executor.
+//! Runs MCP servers on this or another machine. An *executor* is the exec-server that runs their processes.
 //!
-//! An MCP server on stdio is an ordinary process of the executor, so no message is lost or repeated, and no process is left running.
+//! An MCP server on stdio is an ordinary process of the executor. So the server and the connection to it survive cut
+//! links and restarts of the executor, no message is lost or repeated, and no process is left running.
 //! [`config`] reads which servers exist and where they run. [`mod@env`] computes their environment variables, and [`names`] the tool names
 //! that a model sees. [`launch`] starts a server, [`transport`] talks to it over stdio, and [`http`] talks to a server over HTTP.
 //! [`manager`] runs all servers of a configuration:

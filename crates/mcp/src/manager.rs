@@ -10,10 +10,11 @@
 //! `connection` sends requests and waits for answers. `handler` answers the requests of servers. `list` reads paged lists, `call` prepares
 //! tool calls, and `hosts` opens the executors.
 //!
-//! When a server crashes, the calls in progress fail with [`Error::Crashed`]. They are not repeated, because they may have had an effect.
-//! The next call waits for the restart. Servers are started only by [`Manager::start`] or by a request to a server, never by
-//! [`Manager::status`]. [`Manager::shutdown`] ends everything, including calls in progress, and returns when all servers are gone. Dropping
-//! the manager does the same in the background.
+//! When a server crashes, the calls in progress fail with [`Error::Crashed`]. They are not repeated, because they may
+//! have had an effect. The next call waits for the restart. Servers are started only by [`Manager::start`],
+//! [`Manager::restart`] or a request to a server, never by [`Manager::status`]. [`Manager::shutdown`] ends everything,
+//! including calls in progress, and returns when all servers are gone. Dropping the manager terminates the servers in
+//! the background. The sessions on the executors then end after their time-to-live.
 
 mod call;
 mod connection;

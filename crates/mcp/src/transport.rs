@@ -129,7 +129,7 @@ pub struct StdioTransport {
     on_progress: Option<Box<dyn Fn(Progress) + Send + Sync>>,
     /// Resolves when the previous `send` has enqueued its message or was dropped.
     turn: Option<oneshot::Receiver<()>>,
-    /// Set when the process has exited, until it closes.
+    /// Set when the process exits: leftover processes may still hold its streams open.
     leftovers: Option<LeftoverDeadline>,
     /// Why the stream ends. Set before the last lines have been delivered.
     ending: Option<StreamEnd>,

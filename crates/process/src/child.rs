@@ -55,7 +55,7 @@ pub enum CloseStdinOutcome {
     /// The terminal's EOF character was sent. In the middle of a line it only submits the line, as on a keyboard. A
     /// second one then ends the input.
     EofSent,
-    /// The terminal is not in canonical mode and has no EOF character. Nothing was sent.
+    /// The terminal is not in canonical mode, or its EOF character is disabled. Nothing was sent.
     RawMode,
     /// Stdin is not open.
     NotOpen,

@@ -271,7 +271,8 @@ impl ChildStack {
         rustix::param::page_size().saturating_add(STACK_BYTES)
     }
 
-    /// The address where the stack begins. It grows down. It is aligned to 16, because the mapping is page-aligned.
+    /// The address where the stack begins, which grows down. The address is aligned to 16, because the mapping is
+    /// page-aligned.
     fn top(&self) -> *mut c_void {
         self.base.wrapping_byte_add(Self::mapped_bytes())
     }

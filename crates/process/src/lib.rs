@@ -11,11 +11,10 @@
 //!   failure is a typed [`SpawnError`], never exit code 127.
 //! - [`Child`] holds the parent's ends of the streams (nonblocking) and an exit fd that becomes readable when the
 //!   leader has ended.
-//! - [`kill_tree`] kills a leader with its group, its session and its descendants. [`kill_descendants`] kills all
-//!   descendants of any process.
+//! - [`kill_tree`] kills a leader with its group, its session and its descendants. [`kill_descendants`] kills the
+//!   descendants of a given process, but not the process itself.
 //! - [`ScriptDriver`] simulates a child without a process ([`Child::scripted`]), for tests of code that uses this
 //!   crate.
-//! - With the feature `tokio`, `AsyncChild` and `AsyncStream` wrap the same types for a runtime.
 //!
 //! ```
 //! use exec_server_process::{Spawn, SpawnError};

@@ -74,27 +74,27 @@ pub struct Spawn {
     /// The umask of the child. `None`: inherit ours.
     pub umask: Option<u32>,
     /// Kills the leader with SIGKILL when the *thread* that called [`Spawn::spawn`] ends (`PR_SET_PDEATHSIG`). So call
-    /// it from a thread that lives as long as the process. The kernel clears the setting when the child executes a
-    /// set-user-id program.
+    /// `spawn` from a thread that lives as long as the calling process. The kernel clears the setting when the child
+    /// executes a set-user-id program.
     pub die_with_parent: bool,
     /// The directory of a cgroup v2 (an `O_PATH` fd is enough) in which the child is created, so that none of its
-    /// descendants starts outside the group. This also avoids the kernel's global lock, on which moving a process into
-    /// a cgroup waits.
+    /// descendants starts outside the group. This is also faster than moving the child into the cgroup later: a move
+    /// waits for a lock of the whole host.
     pub cgroup_dir: Option<OwnedFd>,
     /// Open `tasks` files of cgroups in other hierarchies. The child writes itself into them before anything else.
     pub cgroups: Vec<OwnedFd>,
-    /// The user of the child. `None`: our user. The child's streams are changed to this owner, too.
+    /// The user of the child. `None`: our user. The child's ends of its streams then belong to this user, too.
     pub user: Option<ChildUser>,
     /// Other limits of the child: the resource (`RLIMIT_…`) and one value for the soft and the hard limit.
     pub limits: Vec<(u32, u64)>,
     /// The sandbox of the child. It is applied before exec. If that fails, the spawn fails.
     pub sandbox: Option<Kit>,
-    /// The signals that this process ignores, if the caller knows them and does not change them. Then only these
-    /// signals are reset to their default action. Otherwise the child resets every signal.
+    /// The signals that this process ignores, if the caller knows them and does not change them. A child that `clone3`
+    /// has created then resets only these signals to their default action. Any other child resets every signal.
     pub ignored: Option<IgnoredSignals>,
     /// [`Spawn::spawn_all`] starts no other child while this one is on its way to exec. Set it if the child is created
     /// in a cgroup with a memory limit: at the limit, the OOM killer could select the child and kill every process that
-    /// shares its memory, including us. It does not select a child whose parent is stopped (`CLONE_VFORK`).
+    /// shares its memory, including us. The OOM killer does not select a child whose parent is stopped (`CLONE_VFORK`).
     pub alone: bool,
 }
 
@@ -253,7 +253,8 @@ impl Spawn {
         let child = first.launch(|launch| launch.run_concurrently(|| Self::spawn_nested(spawns, &mut others)).0);
         children.push(child);
         children.append(&mut others);
-        // If the description of the first child was rejected, the closure above did not run. Start the others now.
+        // If preparing the first child failed (invalid description, or no pipe or terminal), the closure above did not run
+        // and `spawns` still holds the others: start them now. Otherwise `spawns` is empty and this does nothing.
         Self::spawn_nested(spawns, children);
     }
 

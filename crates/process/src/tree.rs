@@ -1,7 +1,7 @@
-//! Finds and kills the processes that a child has left behind, by walking `/proc`.
+//! Finds and kills a child and its descendants, or those that a dead child has left behind, by walking `/proc`.
 //!
-//! It defines which processes belong to a tree. A process is killed through a pidfd after its start time was read
-//! again, so a pid that was reused between the walk and the kill is never hit.
+//! This module defines which processes belong to a tree. A process is killed through a pidfd after its start time was
+//! read again, so a pid that was reused between the walk and the kill is never hit.
 
 use std::{collections::HashSet, ffi::OsStr, fs, io, os::unix::ffi::OsStrExt};
 
@@ -99,7 +99,8 @@ pub fn descendants_of(ancestor: Pid) -> io::Result<Vec<TreeMember>> {
 /// The criteria by which a process belongs to the tree.
 struct TreeRoots {
     /// A process whose session or process group has one of these ids belongs to the tree. Each walk adds the sessions
-    /// whose leaders are in the tree: if a member forks and dies, its child loses the chain of parents, but not the session.
+    /// whose leaders are in the tree: if a member forks and dies, its child loses the chain of parents, but not the
+    /// session.
     group_ids: HashSet<i32>,
     /// Processes whose descendants belong to the tree.
     ancestors: HashSet<i32>,

@@ -32,7 +32,8 @@ impl ClientCapabilities {
     }
 }
 
-/// Capability flags of the reference, as sent in `environment/info`. Most of them belong to another product.
+/// Capability flags of the reference, as sent in `environment/info`. Most of them name features that this server does
+/// not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]

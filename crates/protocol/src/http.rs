@@ -135,6 +135,6 @@ pub struct CancelParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CancelResult {
-    /// Whether such a request was in progress.
+    /// Whether a request with this name was in progress.
     pub cancelled: bool,
 }

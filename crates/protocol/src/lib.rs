@@ -1,8 +1,8 @@
 //! Wire types of the exec-server protocol: messages, methods, params, results, limits and error kinds.
 //!
-//! All types that derive serde for the wire are in this crate. They cover the three older generations of the protocol that the reference
-//! implementation speaks (V0, S and H) and the additions of this server. The crate does no I/O and reads no clock. It does not depend on
-//! sockets, sessions or processes.
+//! All types that derive serde for the wire are in this crate. They cover the three generations of the reference's
+//! protocol (V0, S and H) and the additions of this server. The crate does no I/O and reads no clock. It does not
+//! depend on sockets, sessions or processes.
 
 #![warn(missing_docs)]
 

@@ -28,7 +28,8 @@ pub const CHUNK_BYTES: usize = 64 * KIB;
 /// client of the reference accepts.
 pub const READ_BYTES: usize = 8 * MIB;
 
-/// Maximum bytes of an outgoing WebSocket frame. A longer message is sent in fragments of this size.
+/// Maximum bytes of an outgoing WebSocket frame. A longer message is sent in fragments of this size. A reference peer drops the connection
+/// at a frame above 16 MiB.
 pub const FRAME_OUT_BYTES: usize = 8 * MIB;
 
 /// Flow-control window of a client with the capability `ack`: unacknowledged output bytes per process. Four log segments. The server frees
@@ -139,7 +140,8 @@ pub const FILE_JOBS: usize = 64;
 /// threads for the others.
 pub const FILE_JOBS_OF_SESSION: usize = 16;
 
-/// Bytes of files that all requests hold between disk and answer, as raw bytes and as base64: seven files of the largest size.
+/// Bytes of files that all requests hold between disk and answer, as raw bytes and as base64: room for six files of the
+/// largest size.
 pub const FILE_READING_BYTES: usize = 1024 * MIB;
 
 /// Bytes of files that the requests of one session hold between disk and answer: a little more than one file of the largest size. A session
@@ -259,7 +261,7 @@ pub const HTTP_DELTAS_WAITING: usize = 16;
 /// Maximum headers of an HTTP request, and of its response.
 pub const HTTP_HEADERS: usize = 256;
 
-/// Maximum bytes of the names and values of these headers.
+/// Maximum bytes of the names and values of all headers of an HTTP request, and of its response.
 pub const HTTP_HEADER_BYTES: usize = 64 * KIB;
 
 /// Maximum bytes of the URL of an HTTP request.
@@ -274,5 +276,5 @@ pub const HTTP_REDIRECTS: usize = 10;
 /// Pieces of one streamed body that a client buffers for a reader that does not consume them. Beyond this limit the stream fails.
 pub const HTTP_PIECES_KEPT: usize = 256;
 
-/// Bytes of all streamed bodies that a client buffers for such readers.
+/// Bytes of all streamed bodies that a client buffers for readers that do not consume them.
 pub const HTTP_BYTES_KEPT: usize = 16 * MIB;

@@ -13,7 +13,7 @@ use crate::{
     process, session,
 };
 
-/// What the table says about a method.
+/// The row of a method in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MethodInfo {
     /// The method.
@@ -300,9 +300,9 @@ methods! {
     FsCommit "fs/commit" Filesystem Ordered FsWrite addition Harmful fs::CommitParams => fs::CommitResult;
     FsSetMetadata "fs/setMetadata" Filesystem Ordered FsWrite addition Harmless fs::SetMetadataParams => fs::SetMetadataResult;
     FsCreateSymlink "fs/createSymlink" Filesystem Ordered FsWrite addition Harmful fs::CreateSymlinkParams => fs::CreateSymlinkResult;
-    // A paged search has a name, and a second one under that name is refused. A search without pages returns the same result again.
+    // A search ends with its connection. The repeat on the next connection begins it anew, and its name is free there.
     FsSearch "fs/search" Filesystem Ordered FsRead addition Harmless fs::SearchParams => fs::SearchResult;
-    // The server does not send a page again whose answer was lost.
+    // The server sends each page only once, so a page whose answer was lost cannot be fetched again.
     FsSearchNext "fs/searchNext" Filesystem Ordered FsRead addition Harmful fs::SearchNextParams => fs::SearchResult;
     FsGlob "fs/glob" Filesystem Ordered FsRead addition Harmless fs::GlobParams => fs::GlobResult;
     // A watch ends with its connection. A caller that continues has to scan everything again anyway.
@@ -310,7 +310,7 @@ methods! {
     FsWatchNext "fs/watchNext" Filesystem Ordered FsRead addition Harmful fs::WatchNextParams => fs::WatchNextResult;
     // The effect on the HTTP target could happen twice.
     HttpRequest "http/request" Http Ordered Http reference Harmful http::RequestParams => http::RequestResult;
-    // The request to cancel ends with its connection anyway.
+    // The HTTP request that is to be cancelled ends with its connection anyway.
     HttpCancel "http/cancel" Http Control Http addition Harmful http::CancelParams => http::CancelResult;
     CommandExec "command/exec" Command Ordered Exec reference Harmful command::ExecParams => command::ExecResult;
     CommandExecWrite "command/exec/write" Command Ordered Stdin reference Harmful command::WriteParams<'a> => command::WriteResult;
@@ -332,7 +332,7 @@ impl Method {
     }
 }
 
-/// What the table says about a notification.
+/// The row of a notification in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotificationInfo {
     /// The notification.

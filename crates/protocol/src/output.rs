@@ -43,7 +43,8 @@ pub struct Output<'a> {
     pub stream: process::Stream,
     /// Number of output bytes of this process before this chunk.
     pub offset: Option<u64>,
-    /// The lost events that empty chunks stand for. Only on the first of these chunks.
+    /// Which events were lost. A client that did not announce `gap` gets one empty chunk for each lost event, and only
+    /// the first of these chunks has this member.
     pub gap: Option<Gap>,
     /// The output bytes.
     pub bytes: &'a [u8],

@@ -73,11 +73,12 @@ impl Stream {
 pub struct Exit {
     /// Exit status, or 128 + n if signal n ended the process.
     pub exit_code: i32,
-    /// Name of the signal that ended the process, for example `SIGKILL`. Null if the process exited.
+    /// Name of the signal that ended the process, for example `SIGKILL`. Null if the process exited, and with the cause
+    /// `lost`.
     pub signal: Option<Cow<'static, str>>,
     /// Why the process ended.
     pub cause: Cause,
-    /// Resources that the process used.
+    /// Resources that the process used. All zero with the cause `lost`.
     pub usage: Usage,
     /// Limits of the server that the process, or something that it started, has reached. Omitted if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

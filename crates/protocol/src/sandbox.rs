@@ -66,7 +66,7 @@ pub enum Profile {
 pub enum FileSystem {
     /// Everything that the user of the process may access.
     Unrestricted,
-    /// Only what the entries grant. If several entries cover a path, the longest one decides.
+    /// Only what the entries grant. If several entries cover a path, the one with the longest path decides.
     Restricted {
         /// Grants and denials.
         entries: Vec<Entry>,
@@ -158,7 +158,8 @@ pub enum Special {
     Tmpdir,
     /// The directory `/tmp`.
     SlashTmp,
-    /// A place that a later generation may define. To grant access to it has no effect; to deny access to it is an error.
+    /// A place that a later generation may define. An entry that grants access to it has no effect; an entry that
+    /// denies access to it is an error.
     Unknown {
         /// Name of the place in that generation.
         #[serde(default, deserialize_with = "null_default")]

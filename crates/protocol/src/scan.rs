@@ -1,8 +1,8 @@
 //! The budget scan: one non-recursive pass over a message before anything is built from it.
 //!
-//! It verifies that the text is one JSON object within the limits of depth and number of values, without duplicate keys at any level. It
-//! records the positions of the envelope's members. Its memory is one frame per open container and one entry per key of the open objects;
-//! [`limits`] bounds both.
+//! It verifies that the text is one JSON object within the limits of depth and number of values, without duplicate keys
+//! at any level. It records the positions of the envelope's members. In memory it keeps the open containers and the
+//! keys of the open objects; [`limits`] bounds the number of both.
 //!
 //! It is written by hand because serde_json has no limit on the number of values and accepts duplicate keys. Two parsers that disagree
 //! about which of two `method` members counts would be a security hole. Checking a `serde_json::Value` afterwards is too late: measured

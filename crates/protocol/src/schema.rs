@@ -70,7 +70,7 @@ fn method_schema(info: &MethodInfo, generator: &mut SchemaGenerator) -> Value {
 
 fn notification_schema(info: &NotificationInfo, generator: &mut SchemaGenerator) -> Value {
     let params = match info.notification {
-        // The server ignores them.
+        // The server ignores these params, so any value is valid.
         Notification::Initialized => named::<Value>(generator),
         other => other.visit_params(SchemaWriter { generator, has_sandbox: false }),
     };

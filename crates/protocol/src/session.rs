@@ -1,6 +1,6 @@
 //! Params and result of `session/end`.
 
-/// Params of `session/end`, which are empty: it ends the session of this connection.
+/// Params of `session/end`. They are empty, because the method always ends the session of its connection.
 pub type EndParams = crate::Empty;
 
 /// Result of `session/end`, sent when all processes of the session are gone.

@@ -3,9 +3,9 @@
 //! It owns one connection and its two tasks, a reader and a writer. Dropping the client aborts both. It handles the
 //! envelope of a message, but no method, and it does not reconnect.
 //!
-//! Failure paths: only the reader ends the connection. If a write fails, the writer notifies the reader, which first
-//! delivers what has arrived. The same holds for [`RawClient::abandon`], except while a listener handles a
-//! notification. The end empties the table of calls in one step, so no call hangs.
+//! Failure paths: only the reader ends the connection. If a write fails, or if [`RawClient::abandon`] is called, the
+//! reader first handles what has already arrived, then ends the connection. If `abandon` is called while the listener
+//! handles a notification or frame, the reader ends at once and drops that handling. The end empties the table of calls in one step, so no call hangs.
 
 use std::{
     sync::{
@@ -59,7 +59,7 @@ pub enum CallError {
     Pending(#[from] PendingError),
 }
 
-/// Receives the server's notifications inside the reader task, so that no queue is needed between the two.
+/// Receives the server's notifications. It runs inside the reader task, so it needs no queue.
 pub trait NotificationListener: Send + 'static {
     /// Handles one notification. The reader continues when the future completes. An error ends the connection.
     fn notification(
@@ -325,7 +325,8 @@ impl<L: NotificationListener> ReaderTask<L> {
                 Err(closed) => break closed,
             }
         };
-        // Without a code, the stream has ended or failed. The close still ends the writer.
+        // If the reason has no close code, the stream has ended or failed. Request a close frame all the same, because
+        // encoding it ends the writer.
         self.shared.request_control_frame(|control_frames| control_frames.close = Some(closed.code().unwrap_or(1000)));
         let closed = Arc::new(closed);
         // Drain the calls last: a caller that sees its call fail can then also see the reason.

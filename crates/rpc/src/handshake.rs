@@ -33,7 +33,7 @@ pub enum HandshakeError {
     /// The stream failed, or ended before the response was complete.
     #[error("exchange the upgrade request and response")]
     Io(#[from] io::Error),
-    /// The response is not HTTP, or its head is over 8 KiB.
+    /// The response is not HTTP, or its head is over 8 KiB or has more than 64 headers.
     #[error("response is not an HTTP/1.1 head of at most 8 KiB")]
     InvalidResponse,
     /// The server answered with a status other than 101.

@@ -32,7 +32,7 @@ const LARGE: usize = 64 * 1024;
 /// Bytes masked in one step: 16 KiB, which fits into the L1 cache.
 const MASK_BYTES: usize = 16 * 1024;
 
-/// Maximum number of slices in one vectored write. More inserts than fit are sent by the next write.
+/// Maximum number of slices in one vectored write. Inserts that do not fit are sent by the next write.
 const SLICES: usize = 16;
 
 /// Longest reason of a close frame: the largest control payload minus the two bytes of the code.

@@ -29,9 +29,9 @@ const READ_MAX: usize = 256 * 1024;
 /// Room reserved at once for a frame with a large announced length: 8 MiB. A header alone cannot make us allocate more.
 const RESERVE_MAX: usize = 8 * 1024 * 1024;
 
-/// If the buffer has at least this much spare room, 4 KiB, the next read uses it. So small messages share one allocation; with one
-/// buffer for each, every message that is still held would keep [`READ_MIN`] bytes alive. If the buffer has less spare room,
-/// `BytesMut::reserve` makes room: in a new buffer if a message still shares this one.
+/// If the buffer has at least 4 KiB of spare room, the next read uses it. So small messages share one allocation: with
+/// one buffer per message, every message that is still held would keep [`READ_MIN`] bytes alive. If the buffer has
+/// less, `BytesMut::reserve` makes room: in a new buffer if a message still shares the old one.
 const SPARE_MIN: usize = 4 * 1024;
 
 /// Binary messages from this size on, 128 KiB, are read into a pooled buffer if they fit: blocks of files and large writes to
@@ -56,7 +56,7 @@ pub struct Receiver {
     buf: BytesMut,
     /// Lines: number of bytes at the front of `buf` without an LF. Frames: number of payload bytes already unmasked.
     scanned: usize,
-    /// Header of the frame whose payload is at the front of `buf`.
+    /// Header of the frame that is being received. Its payload is at the front of `buf`, or in `pooled`.
     frame: Option<FrameHeader>,
     /// The payload of that frame, if it goes into a pooled buffer. Then `buf` is empty.
     pooled: Option<PooledBuffer>,
@@ -155,7 +155,7 @@ impl Receiver {
     /// Reads once. Called when no message is complete. Returns the number of bytes, zero at the end of the stream.
     async fn read(&mut self) -> io::Result<usize> {
         if let (Some(pooled), Some(header)) = (&mut self.pooled, &self.frame) {
-            // Up to the end of the frame, so that the pooled buffer holds nothing else.
+            // Read only up to the end of the frame, so that the pooled buffer holds nothing else.
             let missing = header.len as usize - pooled.filled().len();
             let count = self.reader.read(&mut pooled.unfilled()[..missing]).await?;
             pooled.fill(count);

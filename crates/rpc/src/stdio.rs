@@ -29,7 +29,7 @@ const READ_BYTES: usize = 64 * 1024;
 pub fn stdio() -> ByteStream {
     let (stdin, stdout) = (io::stdin(), io::stdout());
     let mut stream = ByteStream::new(tokio::io::stdin(), tokio::io::stdout());
-    // Ignore an fd that cannot be polled: the blocking thread works for regular files and devices.
+    // An fd that cannot be polled, such as a regular file or a device, stays with Tokio's blocking thread.
     if let Ok(input) = StdioDescriptor::open(stdin.as_fd(), Interest::READABLE) {
         stream.reader = Box::new(input);
     }

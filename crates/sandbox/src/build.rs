@@ -87,7 +87,7 @@ pub fn build(script: &ViewScript) -> Result<BuiltView, BuildError> {
     let root = rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .doing(|| "open the view".to_owned())?;
     if script.is_empty_tree {
-        // After `pivot_root(".", ".")` the old root is mounted over the new one, and it is the working directory.
+        // After `pivot_root(".", ".")` the old root is mounted over the new one, so `.` leads to the old root.
         unmount(".", UnmountFlags::DETACH).doing(|| "unmount the old root".to_owned())?;
     }
     if script.is_for_process {
@@ -224,7 +224,7 @@ impl ViewBuilder {
         system::attach(system::terminals()?.as_fd(), target.as_fd())
     }
 
-    /// The tmpfs of ours that contains a path, and the path below it. Creates the directories above the path.
+    /// Our tmpfs that contains a path, and the path relative to that tmpfs. Creates the directories above the path.
     fn tree_of<'a>(&self, path: &'a Path) -> io::Result<(BorrowedFd<'_>, &'a Path)> {
         let found = path.ancestors().skip(1).find_map(|above| self.trees.get_key_value(above));
         let (above, tree) = found.ok_or(io::ErrorKind::NotFound)?;

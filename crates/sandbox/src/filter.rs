@@ -45,7 +45,7 @@ const fn argument(index: u32) -> u32 {
     16 + 8 * index
 }
 
-/// System calls that a sandboxed program needs only to bypass its sandbox.
+/// System calls that could bypass the sandbox or change the host, and that ordinary programs can do without.
 const REFUSED: &[c_long] = &[
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,

@@ -1,8 +1,8 @@
 //! Finds the paths on this host that a glob pattern matches.
 //!
 //! Patterns have the syntax of `globset`, with the same settings as `fs/glob`: `*`, `?` and `[..]` match within a name,
-//! `**` crosses directories, `{a,b}` is an alternative, and a backslash escapes the next character. One setting differs:
-//! empty alternatives in braces are allowed, because a pattern that denies must not match less than it says.
+//! `**` crosses directories, `{a,b}` is an alternative, and a backslash escapes the next character. One setting
+//! differs: empty alternatives in braces are allowed, because a pattern that denies must not match less than it says.
 //!
 //! A search is bounded in the number of names, and optionally in depth. Symbolic links are matched like other names and
 //! not followed.
@@ -36,8 +36,8 @@ pub(crate) enum GlobError {
     Malformed(String),
 }
 
-/// All paths that an absolute pattern matches. Does not search below a match, because a rule covers everything below its
-/// path. Each name that the search looks at takes one from `budget`.
+/// All paths that an absolute pattern matches. Does not search below a match, because a rule covers everything below
+/// its path. Each name that the search looks at takes one from `budget`.
 pub(crate) fn find(pattern: &str, depth: Option<usize>, budget: &mut usize) -> Result<Vec<PathBuf>, GlobError> {
     // Normalize the pattern as paths are: without empty components and dots.
     let parts: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty() && *part != ".").collect();

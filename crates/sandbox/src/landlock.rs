@@ -29,10 +29,12 @@ const FIRST: u64 = (1 << 13) - 1;
 const HANDLED: u64 = FIRST | REFER | TRUNCATE | IOCTL_DEV;
 /// The access rights that apply to a file that is not a directory.
 const OF_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
-/// Restricts abstract Unix sockets and signals to processes with the same ruleset, since ABI 6.
+/// Restricts abstract Unix sockets and signals to the process that applied the ruleset and its descendants, since
+/// ABI 6.
 const SCOPES: u64 = 3;
 
-/// The ABI that has all rights and scopes above (Linux 6.12). With an older one, a process could send signals to its server.
+/// The ABI that has all rights and scopes above (Linux 6.12). With an older ABI, a process could send signals to the
+/// server.
 pub(crate) const NEEDED: u32 = 6;
 
 /// The Landlock ABI of the kernel. `None` if Landlock is missing or disabled.

@@ -12,9 +12,9 @@
 //!
 //! - [`Policy`] is the request. [`Policy::resolve`] evaluates it on this host, at this moment, into [`AccessRules`]:
 //!   paths without symbolic links, of which the longest match decides.
-//! - A view is a mount namespace that contains only what the rules grant, read-only where they say so. [`build`] makes it
-//!   from a [`ViewScript`], in a single-threaded process that does nothing else. The fds of the view keep it alive. A
-//!   process that has them can resolve paths in the view without entering it.
+//! - A view is a mount namespace that contains only what the rules grant, read-only where they say so. [`build`] makes
+//!   the view from a [`ViewScript`], in a single-threaded process that does nothing else. The fds of the view keep the
+//!   namespace alive. A process that has these fds can resolve paths in the view without entering the namespace.
 //! - Landlock alone is not enough: it cannot deny anything inside a granted directory, and does not cover modes, owners
 //!   and times of files. A view alone is not enough either: it does not keep a process from accessing another
 //!   process, which may see more files. So a sandboxed process always has both ([`Kit`]).

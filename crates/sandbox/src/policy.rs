@@ -60,7 +60,8 @@ pub struct PolicyEntry {
     pub path: PolicyPath,
     pub access: Access,
     /// Ignore the entry if its path does not exist. If false, a process is kept from creating a missing path that the
-    /// entry denies or makes read-only.
+    /// entry denies or makes read-only. This holds for a path (`Path`, or one below the project roots), not for a
+    /// pattern or a named place.
     pub skips_missing: bool,
 }
 

@@ -65,12 +65,14 @@ pub struct ViewScript {
     pub(crate) is_empty_tree: bool,
     /// Make the host's tree read-only.
     pub(crate) is_read_only: bool,
-    /// The view is for a process: make the kernel's file systems read-only and cover message queues.
+    /// The view is for a process: make mounts of kernel file systems read-only, and hide mounted POSIX message queues
+    /// under an empty tmpfs.
     pub(crate) is_for_process: bool,
     pub(crate) steps: Vec<(PathBuf, ViewStep)>,
 }
 
-/// Adapts the rules to a purpose: adds the paths that it always gets and denies those that it never gets.
+/// Adapts the rules to a purpose. `Files`: denies `/proc`, and `/dev` unless the rules grant something in it. `Process`:
+/// denies `/dev` and adds `/proc` and a few devices, except where the rules already have an entry. `WholeSystem`: no change.
 pub(crate) fn fitted(rules: &AccessRules, purpose: ViewPurpose) -> AccessRules {
     let mut rules = rules.clone();
     let dir = |access| AccessRule { access, is_dir: true };

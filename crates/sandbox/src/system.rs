@@ -136,7 +136,7 @@ pub(crate) fn set_attributes(mount: BorrowedFd<'_>, attributes: u64, is_recursiv
 
 /// A new, detached mount of a file system that needs no disk.
 pub(crate) fn new_tree(kind: &CStr, options: &[(&CStr, &CStr)], attributes: u64) -> io::Result<OwnedFd> {
-    // FSCONFIG_SET_STRING and FSCONFIG_CMD_CREATE; FSOPEN_CLOEXEC and FSMOUNT_CLOEXEC are 1.
+    // FSOPEN_CLOEXEC, FSCONFIG_SET_STRING and FSMOUNT_CLOEXEC are 1, FSCONFIG_CMD_CREATE is 6.
     let context = fd_call(libc::SYS_fsopen, [address(kind.as_ptr()), 1, 0, 0, 0, 0])?;
     let fd = context.as_raw_fd() as usize;
     for (key, value) in options {

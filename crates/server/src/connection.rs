@@ -1,8 +1,8 @@
 //! The inbound side of one connection: receives messages, preserves the order of their effects, and ends with its peer.
 //!
-//! Reading does not stop because sending is blocked. It stops only for a peer that sends requests without reading the
-//! answers. The pump does the sending, in a separate task that this one owns. This task never waits for what a
-//! request waits for, except for `initialize`, which no later message may overtake.
+//! The connection's task receives. It owns the pump, a separate task that sends. Reading does not stop because sending
+//! is blocked. It stops only for a peer that sends requests without reading the answers. A request that must wait does
+//! not delay the messages after it. The exception is `initialize`, which no later message may overtake.
 
 use std::{
     future::poll_fn,
@@ -60,7 +60,8 @@ use self::counting_reader::CountingReader;
 /// How long a connection may take to close after the close was requested.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
-/// The same if the grant has ended: with the time until the server notices it, at most a second in all.
+/// How long a connection may take to close after its grant has ended. The server notices the end within 250 ms, so the
+/// connection is closed in less than a second.
 const REVOKED_CLOSE_WITHIN: Duration = Duration::from_millis(500);
 
 /// Close code for a peer whose grant has ended.
@@ -82,7 +83,7 @@ const COPIED_BYTES: usize = 64 << 10;
 /// The shared part of a connection: how to send to it, see whether it is alive, and end it.
 pub(crate) struct Peer {
     pub(crate) id: u64,
-    /// For logs and for the prefix of the malformed-message answer.
+    /// Names the peer in logs, in audit records and in the answer to a malformed message.
     pub(crate) label: Arc<str>,
     pub(crate) outgoing: Arc<OutgoingQueue>,
     /// Searches and watches, which end with the connection.
@@ -165,7 +166,7 @@ pub(crate) struct Connection {
     ends_session: bool,
     /// How long the close may take.
     close_within: Duration,
-    /// The framing is WebSocket: messages can have attached bytes, and a live peer answers pings.
+    /// The framing is WebSocket: the peer may use the dialect `attached`, and a live peer answers pings.
     pub(crate) has_frames: bool,
     /// When the peer was last checked.
     last_check: Instant,
@@ -284,8 +285,9 @@ impl Connection {
         None
     }
 
-    /// Pings a quiet peer. Returns true if both the peer and its TCP have been silent for too long. Without a view into
-    /// TCP, a connection that is being written to counts as alive: its peer may just be slow.
+    /// Pings a quiet peer. Returns true if the peer is dead: for too long it has sent no byte, and its host no TCP
+    /// acknowledgement. If the time of the last acknowledgement is unknown, a connection that is being written to
+    /// counts as alive: its peer may just be slow.
     fn ping_or_find_dead(&mut self, now: Instant, probe: Option<&TcpProbe>) -> bool {
         if now.duration_since(self.last_check) >= self.core.config.ping_every {
             self.watched_since = now;
@@ -322,8 +324,8 @@ impl Connection {
             self.peer.outgoing.close(code, "");
         }
         // Read and discard what still arrives, both while the pump flushes and until the peer has closed its side.
-        // Closing a socket with unread input resets it, and a peer that is still sending would lose the last messages.
-        // After `LINGER` it is closed all the same.
+        // Closing a socket with unread input resets the connection, and a peer that is still sending would lose the
+        // server's last messages. After `LINGER` the socket is closed all the same.
         let closing = async {
             tokio::select! {
                 biased;

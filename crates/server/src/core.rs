@@ -1,7 +1,7 @@
 //! Owns everything that lives as long as the server: the configuration, the session table, and the background tasks.
 //!
 //! Does not depend on sockets or HTTP. A connection arrives here as an authenticated byte stream (`Authenticated`),
-//! which only `admission` or an embedding program can create.
+//! which `admission`, the stdio listener or an embedding program creates.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -85,21 +85,22 @@ pub struct Authenticated {
     pub(crate) framing: Framing,
     /// The principal and its permissions.
     pub(crate) grant: Grant,
-    /// For logs and for the prefix of the malformed-message answer, for example `exec-server websocket 127.0.0.1:4000`.
+    /// Names the peer in logs, in audit records and in the answer to a malformed message, for example `exec-server
+    /// websocket 127.0.0.1:4000`.
     pub(crate) label: String,
     /// The end of the stream ends the session and its processes. Plain stdio does so.
     pub(crate) ends_session: bool,
 }
 
 impl Authenticated {
-    /// Declares a stream authenticated. Called by `admission` after its checks, and by a program that embeds the server
-    /// for its own use.
+    /// Declares a stream authenticated. Called by `admission` after its checks, by the stdio listener, whose peer
+    /// started the server, and by a program that embeds the server for its own use.
     pub fn vouch(stream: ByteStream, framing: Framing, grant: Grant, label: impl Into<String>) -> Self {
         Self { stream, framing, grant, label: label.into(), ends_session: false }
     }
 
     /// Confirms that a live server has accepted the connection: sends one blank line, which every peer with newline
-    /// framing skips. Without it a peer cannot tell that it is queued at a server that is shutting down.
+    /// framing skips. A peer that gets no blank line may be queued at a server that is shutting down.
     pub(crate) async fn greet(&mut self) -> io::Result<()> {
         self.stream.writer.write_all(b"\n").await?;
         self.stream.writer.flush().await
@@ -131,7 +132,7 @@ pub enum FoundSession {
     /// A dead holder that left files, which the server makes readable. They are complete if the holder archived the
     /// session before it exited.
     DeadHolder(DeadHolder),
-    /// A dead holder that left neither a tombstone nor output on disk.
+    /// Nothing usable is left: the holder died without a tombstone or output on disk, or the session has no record.
     Lost,
 }
 
@@ -145,7 +146,7 @@ pub struct DeadHolder {
     pub clock: Option<SavedClock>,
 }
 
-/// The clock of a session without a holder.
+/// The clock of a session, as its holder reports it or as it was saved in the files of an archived session.
 #[derive(Clone, Copy, Debug)]
 pub struct SavedClock {
     /// Time-to-live while detached; `None` = unlimited.
@@ -210,7 +211,8 @@ pub trait Holders: Send + Sync + 'static {
     fn placeholders(&self) -> Vec<PathBuf> {
         Vec::new()
     }
-    /// Records the paths of placeholders before they are created, so that the next server can remove them (blocking).
+    /// Replaces the list of placeholders that the next server removes (blocking). Called before placeholders are
+    /// created, and after some were removed.
     fn keep_placeholders(&self, _paths: &[PathBuf]) -> io::Result<()> {
         Ok(())
     }
@@ -245,7 +247,7 @@ pub struct Core {
     pub(crate) fetcher: Fetcher,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) sandboxes: Arc<Sandboxes>,
-    /// The server's own files. By file methods, only the owner may access them, and only outside a sandbox. `None` if
+    /// The server's own files. Only the owner may access them with file methods, and only outside a sandbox. `None` if
     /// the server has none.
     pub(crate) own_files: Option<Arc<OwnFiles>>,
     sessions: Mutex<BTreeMap<Arc<str>, Arc<Session>>>,
@@ -264,7 +266,7 @@ pub struct Core {
     visits: Mutex<usize>,
     /// Throttles requests for sessions that do not exist.
     guess_throttle: Mutex<guess_throttle::GuessThrottle>,
-    /// Holder links and the sweep. Aborted when the core is dropped.
+    /// The tasks of `spawn`, for example holder links, adoptions and the sweep. Aborted when the core is dropped.
     tasks: Mutex<JoinSet<()>>,
 }
 

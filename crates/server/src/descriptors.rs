@@ -1,7 +1,7 @@
 //! Decides whether enough file descriptors are free to accept more work.
 //!
-//! The kernel limits fds per process, so the count here is global. When fds become scarce, starts are refused first, then
-//! new connections. The last fds are only for existing work, so accepted work can always continue.
+//! The kernel limits fds per process, so the count here is global. When fds become scarce, starts are refused first,
+//! then new connections. The last fds are only for existing work, so accepted work can always continue.
 
 use std::{
     io,

@@ -31,8 +31,8 @@ const PLUMBING: [&str; 6] =
 const EXIT_ON_STDIN_CLOSE: &str = "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE";
 
 /// Variables that `http/request` never puts into a header, in addition to [`PLUMBING`]: keys for the services of
-/// compatible products, and cloud credentials. `NODE_REPL_AUTH_TOKEN` is not in the list: no child gets it, but a header
-/// may contain it.
+/// compatible products, and cloud credentials. `NODE_REPL_AUTH_TOKEN` is not in the list: no child gets it, but a
+/// header may contain it.
 const KEPT_FROM_HEADERS: [&str; 14] = [
     "OPENAI_API_KEY",
     "CODEX_API_KEY",

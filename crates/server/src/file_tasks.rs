@@ -5,6 +5,7 @@
 //! thread: search ▶ SearchTask: at most two pages, then the thread waits ▶ fs/searchNext
 //! thread: watch  ▶ WatchTask: one entry per path, then overflow          ▶ fs/watchNext
 //! ```
+//! A search without pages collects all its lines, and `fs/search` itself returns them.
 //!
 //! Their number is bounded, per connection and for the whole server. A task keeps its slot until its thread has ended
 //! and the connection has dropped the task. All searches and watches end with the connection.
@@ -108,7 +109,7 @@ impl FileTasks {
         }
         let mut named = self.named.lock();
         if named.is_over {
-            // The connection has ended, so nobody gets this error.
+            // The connection has ended, so no client gets this error.
             return Err(Failure::Superseded);
         }
         if named.by_name.contains_key(name) {

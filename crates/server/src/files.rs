@@ -146,7 +146,7 @@ impl DraftHandle {
 
 impl Drop for DraftHandle {
     fn drop(&mut self) {
-        // Never with the server's rights: the user may have put another file under the hidden name.
+        // Never remove a draft with the server's rights: the user may have given its hidden name to another file.
         match act_as(self.user.as_ref()) {
             Ok(_acting) => self.draft.lock().abandon(),
             Err(failure) => {

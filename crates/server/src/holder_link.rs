@@ -81,7 +81,7 @@ enum HolderDeparture {
     No,
     /// The server has sent `Leave`, and the holder has not answered.
     Asked,
-    /// The link to the holder has ended, for whatever reason.
+    /// The link to the holder has ended, for any reason.
     Done,
 }
 
@@ -207,8 +207,8 @@ impl HolderLink {
         }
     }
 
-    /// Creates a link for a holder that died before this server started. Nothing is sent on it; the spilled output can
-    /// be read.
+    /// Creates a link for a holder that died before this server could adopt it. Nothing is sent on the link. It gives
+    /// access to the spilled output.
     pub(crate) fn without_holder(session: Arc<str>, holders: Arc<dyn Holders>, metrics: Arc<Metrics>) -> Arc<Self> {
         Arc::new(Self::with_socket(session, holders, metrics, None))
     }
@@ -589,7 +589,8 @@ impl HolderLink {
                 Some(ReplyWaiter::Start { .. }) | None => {}
             },
             FromHolder::Segment(info) => {
-                // The end of a log can be seen before its last segment, so the process may already be forgotten.
+                // The shared status can show the end of a log before the message about its last segment arrives, so the
+                // process may already be forgotten.
                 if let Some(process) = slots.get(&info.slot).filter(|process| !process.log().is_forgotten())
                     && let Err(error) = push_segment(process, &self.mappings, &info, fds.pop())
                 {
@@ -621,7 +622,7 @@ impl HolderLink {
     }
 
     fn end(&self, session: &Arc<Session>, reason: &io::Error) {
-        // Set `broken` under the lock of the waiters: no waiter can be added after they are taken.
+        // Close and take under one lock: no waiter can be added in between.
         let waiting = {
             let mut waiters = self.waiters.lock();
             self.broken.store(true, Ordering::Release);

@@ -2,8 +2,8 @@
 //! large requests until they are answered.
 //!
 //! Each connection may hold a whole message, so a hundred connections could exhaust the memory. If the received bytes
-//! exceed the budget, the connection that holds the most is closed with 1013. This loses nothing: its client reconnects
-//! and repeats the requests without an answer. A large request reserves its bytes until it is answered. If they do not
+//! exceed the budget, the connection that holds the most is closed with 1013. Its session stays, and the client can
+//! reconnect and resume it, as after any cut. A large request reserves its bytes until it is answered. If they do not
 //! fit, the request fails with `overloaded`. A connection that holds little is never closed.
 
 use std::{

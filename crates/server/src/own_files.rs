@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  paths (state directory, tokens, audit log, TLS files, sockets)
-//!    └── trace each, list directories recursively ──▶ Inventory: objects by device and inode, names, parent directories
+//!    └── trace each, list directories recursively ──▶ Inventory: objects by device and inode, names, ancestors
 //!  View opens an object ──▶ is the inventory new enough for it? ──▶ is the object in it?
 //! ```
 //!
@@ -10,9 +10,9 @@
 //! bind mount of the state directory, of a subdirectory or of a single file.
 //!
 //! The inventory is a cache. It is valid for an object whose inode was last changed (ctime) before the inventory was
-//! taken: creating an object, renaming it into a directory and adding a hard link all change the ctime. For a newer
-//! object, or if the inventory is more than a second old, it is taken again. Directories that have not changed since
-//! are not listed again.
+//! taken: creating an object, renaming it into a directory and adding a hard link all change the ctime. The inventory
+//! is taken again if the object is newer or the inventory is more than a second old. Directories that have not changed
+//! since the last inventory are not listed again.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -60,7 +60,8 @@ struct Inventory {
     objects: HashSet<FileIdentity>,
     /// Devices of the protected objects and names.
     devices: BTreeSet<u64>,
-    /// Protected names, by their directory: of protected files, and of symbolic links on the path to them.
+    /// Protected names, by their directory: of protected files, of symbolic links on the path to them, and of missing
+    /// components of that path.
     names: HashMap<FileIdentity, Vec<ProtectedName>>,
     /// Directories on the path to protected objects.
     ancestors: HashSet<FileIdentity>,

@@ -1,14 +1,14 @@
 //! Placeholders: empty directories at paths that a sandboxed process must not create, above all `.git`.
 //!
 //! A read-only mount protects a name, but it needs something to be mounted on. A name that does not exist cannot be
-//! protected from a process that may write to its directory. So an empty directory is created there, which programs
-//! that look for a repository ignore. The view shows it read-only.
+//! protected from a process that may write to its directory. So an empty directory is created there, and the view shows
+//! that directory read-only. Programs that look for a repository ignore an empty directory.
 //!
 //! A placeholder has the mtime 0 (1970), which marks it until something is created in it. A nested placeholder does not
 //! count: after one is created or removed, the mtime of the outer one is reset.
 //!
-//! A placeholder is removed when it is no longer needed. It is needed while a prepared sandbox (kit) holds a shared
-//! lock on it, or a process in a view has a mount on it. Removing it too early would free its name, so both are
+//! A placeholder is removed when it is no longer needed. It is needed while a prepared sandbox holds a shared lock on
+//! it, or a process in a view has a mount on it. Removing it too early would free its name, so both are
 //! checked. The paths are recorded in the state directory, so that the next server removes the placeholders of a server
 //! that was killed.
 

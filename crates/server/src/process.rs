@@ -1,8 +1,8 @@
 //! The server's view of one child: its log, what each reader has taken of it, and the queue of stdin writes.
 //!
 //! The child itself, its fds and its exit belong to the holder. Nothing here blocks: `load::SegmentLoad` reads segments
-//! from disk, and the pump runs it off the runtime's threads. `without_holder` creates a process whose holder was found
-//! dead.
+//! from disk, and the pump runs it off the runtime's threads. `without_holder` is for processes whose holder died or
+//! archived the session.
 //!
 //! Releasing output: the owner (the client of the process's own session) and every follower have a position
 //! ([`Retention`]). Segments below the lowest position are released to the holder, except for the last
@@ -48,12 +48,12 @@ pub(crate) struct Process {
     created: Instant,
     retention: Mutex<Retention>,
     stdin: Mutex<StdinQueue>,
-    /// Locked by a reader while it encodes one record.
+    /// A feed locks it while it encodes one record, a read while it encodes its answer.
     log: Mutex<ProcessLog>,
     holder: Mutex<HolderSide>,
 }
 
-/// What the server has of the holder of a process.
+/// The part of a process that refers to its holder.
 struct HolderSide {
     /// The current link. After a holder has archived the session and exited, a new holder may replace it.
     link: Arc<HolderLink>,
@@ -62,7 +62,8 @@ struct HolderSide {
     leader: Option<Arc<OwnedFd>>,
 }
 
-/// A follower of a process. Dropping it removes the follower, even if the command that carried it was never executed.
+/// The registration of a follower. Dropping it removes the follower, even if the command that carried it was never
+/// executed.
 pub(crate) struct OutputHold {
     process: Arc<Process>,
     id: FollowerId,

@@ -1,5 +1,5 @@
 //! A session: survives connections and is what a client resumes. Owns the table of processes and decides which
-//! connection may act on it.
+//! connection is attached.
 //!
 //! ```text
 //!            attach                    detach                  time-to-live over

@@ -1,5 +1,5 @@
-//! The wall clock, for timestamps that people read and dates that people set. Timeouts use the monotonic clock; only the
-//! expiry of access is checked against this one, because it is given as a date.
+//! The wall clock, for timestamps that people read and dates that people set. Timeouts use the monotonic clock; only
+//! the expiry of access is checked against this one, because it is given as a date.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -32,7 +32,7 @@ pub(crate) fn show_ms(ms: u64) -> String {
     format!("{:.3}", timestamp(ms))
 }
 
-/// A time after the year 9999 becomes the last one before it.
+/// A time that is too late for a `Timestamp` becomes `Timestamp::MAX`, near the end of the year 9999.
 fn timestamp(ms: u64) -> Timestamp {
     let timestamp = i64::try_from(ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
     timestamp.unwrap_or(Timestamp::MAX)

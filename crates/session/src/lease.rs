@@ -6,7 +6,7 @@
 //!              handle_attach                    poll_expired(now >= since + ttl)
 //!   Detached ────────────────▶ Attached      Detached ───────────────▶ Expired (final)
 //!        ▲                        │
-//!        └──── handle_detach ─────┘          handle_attach with takeover: Attached ─▶ Attached, epoch + 1
+//!        └──── handle_detach ─────┘          handle_attach by another connection: Attached ─▶ Attached
 //! ```
 
 /// How long a detached session lives.
@@ -129,7 +129,7 @@ impl Lease {
         self.is_used
     }
 
-    /// Sets the TTL. It counts from the detach, even if that was earlier.
+    /// Sets the TTL. If the session is already detached, the new TTL counts from the start of its timer, not from now.
     pub fn set_ttl(&mut self, ttl: Ttl) {
         self.ttl = ttl;
     }

@@ -6,8 +6,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
-/// Number of keys kept per process. At 64 bytes each, a full ledger takes at least 256 KiB. An unused ledger takes no
-/// memory.
+/// Maximum number of keys kept per process. At 64 bytes each, a full ledger takes at least 256 KiB. An unused ledger
+/// takes no memory.
 pub const LEDGER_KEYS_MAX: usize = 4096;
 
 /// The state of a write when it begins or is retried.

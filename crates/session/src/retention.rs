@@ -4,9 +4,9 @@
 //! other reader is a *follower*. Output that a follower with a hold has not taken is kept as well.
 //!
 //! At its quota a process blocks until its owner takes output. While the owner is detached, the followers stand in for
-//! it: the holder may drop output that all of them have taken. Only a follower that
-//! began before the first retained event can free the oldest output. A follower that began later (`attach` shows only
-//! the latest output) limits the others, like any slow reader, and frees nothing by itself.
+//! it: the holder may drop output that all of them have taken. Only a follower that began before the first retained
+//! event can free the oldest output. A follower that began later (`attach` shows only the latest output) limits the
+//! others, like any slow reader, and frees nothing by itself.
 
 /// A number beyond every event number that will ever be assigned. Half of the range, so that adding to it cannot
 /// overflow.
@@ -77,8 +77,8 @@ impl Retention {
 
     /// Where the owner's next connection starts, in a log whose first retained event is `first_seq`.
     pub fn owner_position(&self, first_seq: Option<u64>) -> LogPosition {
-        // If events after the owner's position were dropped, start at the mark instead. Its byte offset is exact, so the
-        // reported gap is exact. The client knows which part of the gap it already has.
+        // If events after the owner's position were dropped, start at the mark instead. Its byte offset is exact, so
+        // the reported gap is exact. The client knows which part of the gap it already has.
         let is_gone = first_seq.is_some_and(|first| first > self.owner.seq + 1);
         if is_gone { self.owner_mark } else { self.owner }
     }
@@ -140,8 +140,8 @@ impl Retention {
         self.followers.retain(|follower| follower.id != id);
     }
 
-    /// Records that a follower has taken everything up to `seq`, in a log whose next event is `next_seq`. Returns whether
-    /// this may have made output releasable.
+    /// Records that a follower has taken everything up to `seq`, in a log whose next event is `next_seq`. Returns
+    /// whether this may have made output releasable.
     pub fn handle_taken(&mut self, id: FollowerId, seq: u64, next_seq: u64) -> bool {
         let follower = self.followers.iter_mut().find(|follower| follower.id == id);
         follower.is_some_and(|follower| advance(&mut follower.taken, seq, next_seq))
@@ -167,8 +167,9 @@ impl Retention {
         (std::mem::replace(&mut self.followed, followed) != followed).then_some(followed)
     }
 
-    /// How long a closed log has been closed as far as the owner could have known. Time in which the owner is away does
-    /// not count: each call without an attached owner, or before the owner has everything, restarts the clock.
+    /// How long the owner could have known that the log is closed. Call it only for a closed log. Time in which the
+    /// owner is away does not count: each call without an attached owner, or before the owner has everything, restarts
+    /// the clock.
     pub fn closed_for_ns(&mut self, now_ns: u64, is_attached: bool, next_seq: u64) -> u64 {
         if !is_attached || !self.has_owner_all(next_seq) {
             self.closed_since_ns = None;

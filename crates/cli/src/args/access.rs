@@ -126,7 +126,7 @@ pub(crate) struct TokenCreateArgs {
     pub(crate) location: TokenFileArgs,
 }
 
-/// Selects the token file by its server on this machine.
+/// Selects the token file, by its path or by its server on this machine.
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub(crate) struct TokenFileArgs {
@@ -159,7 +159,7 @@ pub(crate) enum AuditCommand {
         /// Hash of a line that must be in the log
         #[arg(long, value_name = "HASH")]
         has: Option<String>,
-        /// State directory of the server that writes the log; contains the anchor
+        /// Directory with the anchor, such as the state directory of the server that writes the log
         #[arg(long, value_name = "DIR", conflicts_with = "anchor")]
         state_dir: Option<PathBuf>,
         /// Anchor file, or a copy of it

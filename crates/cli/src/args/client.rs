@@ -161,7 +161,7 @@ pub(crate) struct ConnectArgs {
     /// Send the token to a ws:// server on another machine, where it can be read on the network
     #[arg(long)]
     pub(crate) insecure_plaintext: bool,
-    /// Retry for this long if the server is unreachable [default: one retry after 0.2 s]
+    /// Retry for this long if the server cannot be reached or does not listen [default: if nothing listens, one retry after 0.2 s]
     #[arg(long, value_name = "DUR", value_parser = values::duration)]
     pub(crate) wait: Option<Duration>,
     /// Stop reconnecting after this long [default: as long as the server keeps the session]
@@ -197,7 +197,7 @@ pub(crate) struct SandboxArgs {
     /// directory, on a server at the working directory of the program
     #[arg(long, value_name = "DIR", requires = "sandbox")]
     pub(crate) write: Vec<PathBuf>,
-    /// Let the confined program open no network connection
+    /// Prevent the confined program from opening network connections
     #[arg(long, requires = "sandbox")]
     pub(crate) no_network: bool,
 }
@@ -231,7 +231,7 @@ pub(crate) struct RunArgs {
     /// Which other variables the program inherits [default: all here, core on a server]
     #[arg(long, value_enum, value_name = "WHICH")]
     pub(crate) env_inherit: Option<InheritArg>,
-    /// Add the variables that the user's login shell sets on the server
+    /// Add the variables that the user's login shell sets on the machine where the program runs
     #[arg(long)]
     pub(crate) login: bool,
     /// End the program after this long, such as 90s or 2h
@@ -375,10 +375,10 @@ pub(crate) struct WaitArgs {
 #[derive(Debug, Args)]
 #[command(after_help = FORGET_HELP)]
 pub(crate) struct ForgetArgs {
-    /// End running processes first, with all their descendants
+    /// End running processes first, as `kill` does
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
-    /// All ended processes
+    /// All ended processes, except those whose state in `ps` has the word `open`
     #[arg(long, conflicts_with_all = ["ids", "force"])]
     pub(crate) ended: bool,
     /// Processes: ids, unique prefixes, or SESSION/ID

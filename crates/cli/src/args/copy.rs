@@ -148,7 +148,8 @@ impl CopyArgs {
         named.any(|other| Some(other) != first)
     }
 
-    /// Checks the flags together: refuses a flag that would have no effect.
+    /// Checks the flags together: refuses a flag that would have no effect, a copy without a server, and one token file
+    /// for two servers.
     pub(super) fn check(&self) -> Result<(), String> {
         let of_flag = [
             (self.sources(), &self.from, "--from", "SRC"),

@@ -161,7 +161,7 @@ pub(crate) struct LsArgs {
     /// Print JSON
     #[arg(long, conflicts_with = "long")]
     pub(crate) json: bool,
-    /// Path to list [default: the server's directory]
+    /// Path to list [default: .]
     #[arg(value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
     #[command(flatten)]
@@ -212,7 +212,7 @@ pub(crate) struct TreeArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// The directory [default: the server's directory]
+    /// The directory [default: .]
     #[arg(value_name = "PATH")]
     pub(crate) path: Option<PathBuf>,
     #[command(flatten)]
@@ -271,7 +271,7 @@ pub(crate) struct GrepArgs {
     /// The regular expression
     #[arg(value_name = "PATTERN")]
     pub(crate) pattern: String,
-    /// Files and directories to search [default: the server's directory]
+    /// Files and directories to search [default: .]
     #[arg(value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
     #[command(flatten)]
@@ -297,7 +297,7 @@ pub(crate) struct WatchArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Path to watch [default: the server's directory]
+    /// Path to watch [default: .]
     #[arg(value_name = "PATH")]
     pub(crate) path: Option<PathBuf>,
     #[command(flatten)]
@@ -338,8 +338,8 @@ pub(crate) struct MkdirArgs {
     pub(crate) connect: ConnectArgs,
 }
 
-/// Parses a path to remove. Refuses the root, and a path that is empty or ends in `.` or `..`. Such a path is usually a typo or an empty
-/// shell variable, and would remove the current directory or one of its ancestors.
+/// Parses a path to remove. Refuses the root, and a path that is empty or ends in `.` or `..`. Such a path is usually a
+/// typo or an empty shell variable, and often names the current directory or one of its ancestors.
 fn removable(text: OsString) -> Result<PathBuf, &'static str> {
     let bytes = text.as_bytes();
     match bytes.split(|byte| *byte == b'/').rfind(|part| !part.is_empty()) {

@@ -71,8 +71,8 @@ pub(crate) struct BridgeArgs {
     /// How long the executor keeps the server after the bridge has disappeared; not used for a local server
     #[arg(long, value_name = "DUR", default_value = "5m", value_parser = values::duration)]
     pub(crate) keep: Duration,
-    /// Working directory of the server; with --connect it must be absolute [default: the current directory; with --connect,
-    /// that of the executor]
+    /// Working directory of the MCP server. If --connect or its default selects a server, it must be absolute [default: the
+    /// current directory, or that of the selected server]
     #[arg(long, value_name = "DIR")]
     pub(crate) cwd: Option<PathBuf>,
     /// Set an environment variable of the server; NAME alone copies it from this environment; repeatable
@@ -238,8 +238,8 @@ pub(crate) struct McpServeArgs {
     /// With --root, allow writing `.git`, as `git commit` does
     #[arg(long, requires = "root", conflicts_with = "read_only")]
     pub(crate) writable_git: bool,
-    /// With --http, read the token that clients must send from FILE, which must be readable only by its owner [default:
-    /// --token-file, then $EXEC_SERVER_TOKEN, then a new token; if --connect or $EXEC_SERVER_URL chooses a server, always a new token]
+    /// With --http, FILE has the token that clients must send; it must be readable only by its owner [default:
+    /// if --connect or its default selects a server, a new token; else --token-file, then $EXEC_SERVER_TOKEN, then a new token]
     #[arg(long, value_name = "FILE", requires = "http")]
     pub(crate) http_token_file: Option<PathBuf>,
     /// With --http, accept this host name in the Host header, with or without a port; repeatable

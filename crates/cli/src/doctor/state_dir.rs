@@ -104,7 +104,9 @@ fn server(dir: &Path) -> CheckOutcome {
     }
 }
 
-/// Finds a server of our user that was started with this state directory, by the command lines of all processes.
+/// Finds a server of our user by its command line: the first argument is `serve`, and `--state-dir` and this absolute
+/// path follow as two words. A server started with a relative path, with `--state-dir=PATH` or without the flag is not
+/// found.
 fn find_by_command_line(dir: &Path) -> Option<u32> {
     let us = rustix::process::geteuid().as_raw();
     let processes = fs::read_dir("/proc").ok()?.filter_map(Result::ok);
@@ -114,14 +116,15 @@ fn find_by_command_line(dir: &Path) -> Option<u32> {
         let words: Vec<&[u8]> = arguments.split(|byte| *byte == 0).collect();
         let names_dir =
             words.windows(2).any(|pair| pair[0] == b"--state-dir" && Path::new(OsStr::from_bytes(pair[1])) == dir);
-        // The spawner and the holders are forks of the server and have the same command line, but another `comm`.
+        // The spawner is a fork of the server, and the holders are forks of the spawner. They have the server's command
+        // line until a title replaces it, and keep it if that fails. Their `comm` is set before the title.
         let comm = fs::read(process.join("comm")).unwrap_or_default();
         words.get(1) == Some(&&b"serve"[..])
             && names_dir
             && !comm.starts_with(b"exec-holder")
             && !comm.starts_with(b"exec-spawner")
     };
-    // Read the uid from `status`: the `/proc` files of a non-dumpable process belong to root, so their owner does not tell.
+    // Read the uid from `status`: the `/proc` files of a non-dumpable process belong to root, not to its user.
     let is_ours = |process: &Path| {
         let status = fs::read_to_string(process.join("status")).unwrap_or_default();
         let uid = status
@@ -143,6 +146,8 @@ fn pid_with_lock(dir: &Path) -> Option<u32> {
     let inode = format!(":{}", lock.ino());
     locks.lines().find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
+    // The field `file` is `MAJOR:MINOR:INODE`. Compare only the inode: the kernel prints the device of the super block,
+    // which differs from `st_dev` on btrfs, and on overlayfs with layers on several file systems.
         let [_, "FLOCK", _, _, pid, file, ..] = fields.as_slice() else { return None };
         file.ends_with(&inode).then(|| pid.parse().ok()).flatten()
     })

@@ -73,7 +73,7 @@ async fn search_path(
         let mut text = Vec::new();
         for line in found {
             let shown_path = as_typed(&line.path, &full, typed);
-            // If the path is a file, stripping the root leaves nothing: print the path as given.
+            // Empty only if no path was given and the default `.` is itself a file. Then print `.`.
             let shown_path = if shown_path.as_os_str().is_empty() { path.to_owned() } else { shown_path };
             printer.print(&mut text, &shown_path, &line);
         }

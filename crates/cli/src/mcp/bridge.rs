@@ -4,8 +4,9 @@
 //!  MCP client ──stdin──▶ bridge ──writes by id──▶ executor ──▶ MCP server
 //!             ◀─stdout──        ◀──log, cursor───          ◀──
 //! ```
-//! Bytes are copied unchanged and messages are never parsed. The client library delivers each byte once and in order, through cut links and
-//! restarts of the executor, so the same holds for every message. Stdout carries only what the server wrote.
+//! Bytes are copied unchanged and messages are never parsed. The client library delivers each byte once and in order,
+//! through cut links and restarts of the executor's server, so each message arrives once and whole. Stdout carries only
+//! what the MCP server wrote.
 //!
 //! Failure paths:
 //! - The link breaks: the bridge prints one line on stderr and continues after the reconnect.

@@ -239,7 +239,8 @@ impl Environments {
 /// A signal with this number ended the work.
 struct EndedBySignal(u8);
 
-/// Runs `work` with a manager, and shuts the manager down before returning. A signal cancels `work`; a second signal cancels the shutdown.
+/// Runs `work` with a manager, and shuts the manager down before returning. A signal cancels `work`; a signal during
+/// the shutdown cancels the shutdown.
 fn run<T>(
     setup: ManagerSetup,
     elicit: Option<Arc<dyn Elicit>>,

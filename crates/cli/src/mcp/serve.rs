@@ -115,7 +115,7 @@ async fn serve(
     // Only an embedded server inherits all variables. A remote executor protects its own files, and our local paths mean nothing there.
     let is_here = inherit == Inherit::All;
 
-    // Bind before connecting to the executor, so that early clients queue in the backlog.
+    // Bind before `McpServer::new` opens a session on the executor, so that early clients queue in the backlog.
     let listener = match args.http {
         Some(address) => Some(TcpListener::bind(address).await.with_context(|| format!("listen on `{address}`"))?),
         None => None,

@@ -162,7 +162,7 @@ async fn hung_up() {
 struct ProcessStdin {
     stdin: Stdin,
     generation: Generation,
-    /// Why it takes no more bytes, if it does not.
+    /// Set once the stdin takes no more bytes: the reason.
     closed: Option<io::Error>,
     /// Whether bytes were written that the server has not confirmed yet.
     has_unconfirmed: bool,
@@ -194,7 +194,8 @@ impl ProcessStdin {
             return Ok(());
         }
         match self.stdin.shutdown().await {
-            // Neither an older server nor a raw terminal supports EOF: the program continues without it.
+            // An older server cannot close a stdin, and a terminal in raw mode has no EOF. The program continues
+            // without EOF.
             Err(error) if is_unsupported(&error) => Ok(()),
             closed => self.check(closed),
         }

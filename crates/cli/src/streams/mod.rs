@@ -104,7 +104,7 @@ impl StreamForwarder {
         // Set to the reason if our stdin failed half-way.
         let mut failed = None;
         loop {
-            // All branches are cancel-safe, and `output` is never dropped before its end.
+            // All branches are cancel-safe. `output` is dropped before its end only when we leave the process.
             tokio::select! {
                 ended = &mut output => {
                     let ended = ended?;

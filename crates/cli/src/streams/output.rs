@@ -131,8 +131,8 @@ impl<W: AsyncWrite + Unpin> OutputWriter<W> {
         }
     }
 
-    /// Does what the kernel would do to a local program: sends SIGPIPE, and terminates the program if it ignores that. The answers may
-    /// arrive behind output that this task has to read, so they are awaited in another task.
+    /// Sends SIGPIPE, as the kernel does to a local program, and terminates a program that ignores the signal. The
+    /// answers may arrive behind output that this task has to read, so they are awaited in another task.
     fn close_stdout(&mut self) {
         self.stdout_closed = true;
         if self.role == StreamRole::Guest {

@@ -1,14 +1,14 @@
 //! Servers of older generations of the protocol: how they are recognized, and what the client does differently for them.
 //!
 //! [`Client::server`](crate::Client::server) describes the server. Some servers speak the reference protocol without the additions of this
-//! project. The client keeps to the rules of such a server, and refuses requests that the server would ignore with
-//! [`Error::Protocol`].
+//! project. The client keeps to the rules of such a server. A request that the server would ignore fails with
+//! [`Error::Protocol`] and is not sent.
 //!
 //! | [`Generation`] | detected by | differences |
 //! |---|---|---|
 //! | `Current` | `capabilities.ack` | none |
 //! | `Reference` (S and H) | a session, no `ack` | The client tries to reconnect for 25 s. Output that the server dropped during that time is a gap. Not supported: closing stdin, resize, grace period, time limits, listing processes, second readers. H supports only the signal `interrupt`; S supports no signal. S ignores write ids: a write that a cut interrupts fails with `UnknownOutcome` |
-//! | `V0` | a protocol version, no session | A session cannot be resumed, so a cut is `Lost`. Output cannot be read back. Signals are not supported. Stdin works only on a terminal. The environment contains only what [`Start::env`](crate::Start::env) sets |
+//! | `V0` | a protocol version, no session | Supports nothing that `Reference` lacks. There is no session to resume, so a cut is `Lost`. Output cannot be read back. Signals are not supported. Stdin works only on a terminal. The environment contains only what [`Start::env`](crate::Start::env) sets |
 //!
 //! The rest of the client uses the methods of [`Generation`], and names no generation itself. `command` has the methods `command/*` of V0,
 //! and `replay` the reads that replace missed notifications of S and H.
@@ -84,7 +84,7 @@ impl Generation {
         }
     }
 
-    /// How long the server keeps the session while the client is disconnected. `ttl` is the caller's setting.
+    /// How long the client can rely on the server to keep the session after a cut. `ttl` is the caller's setting.
     pub(crate) fn session_ttl(self, ttl: Option<Ttl>) -> Duration {
         match (self, ttl) {
             (Self::V0, _) => Duration::ZERO,
@@ -155,8 +155,9 @@ impl Session {
         }
     }
 
-    /// The working directory of a start, in the form that the server expects: a URI, or a native path for servers before generation H.
-    /// `None` is the server's own working directory.
+    /// The working directory of a start, in the form that the server expects: a URI, or a native path for servers
+    /// before generation H. If `given` is `None`, it is the default directory that the server reports, or `/` if the
+    /// server reports none.
     pub(crate) async fn working_directory(&self, given: Option<PathArg>) -> Result<PathArg, Error> {
         let generation = self.generation();
         let needs_info = given.is_none() || generation == Generation::Reference;

@@ -45,7 +45,8 @@ pub(crate) async fn read_missed(link: &ServerLink, key: &ProcessKey, log: &Event
     Ok(())
 }
 
-/// Reads everything that the server has after a sequence number, over as many links as it takes.
+/// Reads the output after a sequence number, over as many links as it takes. A reference server returns everything that
+/// it has, a current server at most 8 MiB (`limits::READ_BYTES`).
 pub(crate) async fn read_after(session: &Session, params: &wire::ReadParams) -> Result<wire::ReadResult, Error> {
     match session.generation() {
         Generation::Reference => {

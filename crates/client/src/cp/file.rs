@@ -32,15 +32,15 @@ const BUSY_FOR: Duration = Duration::from_secs(40);
 /// How long to wait before the wait is reported.
 const BUSY_UNREPORTED: Duration = Duration::from_secs(2);
 
-/// The first and the longest pause between two attempts to open such a part.
+/// The first and the longest pause between two attempts to open a part that another writer has open.
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 const BUSY_PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// The reason for the wait, as it is shown to the user.
 const BUSY: &str = "another copy is writing this file";
 
-/// How often a file is reopened after a server has lost its handle. Restarts alone never reach this limit. It stops a server that reports a
-/// lost handle each time.
+/// How often a file is reopened after a server has lost its handle. Restarts alone never reach this limit. It ends the
+/// copy if a server reports a lost handle each time.
 const REOPENED_MAX: u32 = 100;
 
 /// The metadata of a file before it is read.

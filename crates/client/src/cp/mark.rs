@@ -100,7 +100,8 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    /// Whether this very mark can be read at the path. If so, both file systems are the same.
+    /// Whether this very mark can be read at the path. If so, `files` accesses the file system on which the mark was
+    /// written.
     pub(super) async fn is_at(&self, files: &dyn FileSystem, path: &Path) -> Result<bool, CopyError> {
         let read = files.read_within(path, MARK_MAX, Links::Refuse).await;
         Ok(ignore_unless_fatal(read.map(Some))?.is_some_and(|bytes| bytes == self.text.as_bytes()))
@@ -129,7 +130,7 @@ impl MarkHeader {
         ))
     }
 
-    /// The state that an interrupted run of this copy has left of a tree.
+    /// The state in which an interrupted run of this copy has left `tree`; `None` if there was no such run.
     pub(super) async fn find(&self, files: &dyn FileSystem, tree: &Path) -> Result<Option<InterruptedCopy>, CopyError> {
         let Some(path) = mark_path(tree) else { return Ok(None) };
         ignore_unless_fatal(self.try_find(files, tree, path).await)

@@ -6,7 +6,9 @@
 //!                             small file: one read, one write       large file: blocks, up to 16 in flight
 //! ```
 //! Two rules hold, even if the source lies. *Nothing is written outside of the target*: every name in a listing is checked, and no link
-//! below the target is followed. *No file appears under its name before it is complete*: it is written under a hidden name beside it.
+//! below the target is followed. *No new file appears under its name before it is complete*: until then it has no name, or a hidden one
+//! beside the target. Only an existing file that must be overwritten in place (for example one with several hard links) can be seen half
+//! written.
 //!
 //! An interrupted copy continues when it is called again with the same arguments. A large file continues from its hidden part. The part's
 //! name is a hash of the source's address, path, size, time and etag, so that only the same version of the same file continues with it. In
@@ -174,8 +176,8 @@ impl CopyError {
 
 /// Copies a file, or with `recursive` a tree.
 ///
-/// If the target is a directory, the copy is created inside of it, under the source's name. An interrupted copy that created this directory
-/// is continued instead. A file is not copied to a target that ends in a slash and does not exist. A source that ends in `/.` means the
+/// If the target is a directory, the copy is created inside of it, under the source's name. Exception: if an interrupted copy of the same
+/// source created the target directory itself, that copy is continued. A file is not copied to a target that ends in a slash and does not exist. A source that ends in `/.` means the
 /// content of the directory. Links below the source are copied as links. Directories that existed before the copy keep their mode and time.
 pub async fn copy(
     source: &CopyEndpoint,

@@ -37,7 +37,7 @@ pub(super) struct TargetRoot {
     /// The set-group-id bit of the root, or 0. New directories in the root inherit it.
     pub(super) setgid: u32,
     pub(super) mark: Option<Mark>,
-    /// If this copy continues an interrupted one: when the mark of that one was written; 0 if unknown.
+    /// If this copy continues an interrupted copy: when the interrupted copy created its mark; 0 if unknown.
     pub(super) since_ms: Option<i64>,
 }
 

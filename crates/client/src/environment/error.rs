@@ -80,7 +80,7 @@ fn line_suffix(line: Option<usize>) -> String {
     line.map(|line| format!(", line {line}")).unwrap_or_default()
 }
 
-/// The environment before its key.
+/// The id of the environment, to put before a key; empty for a key of the whole file.
 fn environment_prefix(id: &Option<String>) -> String {
     id.as_ref().map(|id| format!("environment `{id}`: ")).unwrap_or_default()
 }

@@ -65,7 +65,8 @@ pub struct RemoteSpec {
     pub id: String,
     /// The address of the server, or the program that connects to it.
     pub target: Target,
-    /// Whether a local program is the server or connects to it. If such a program cannot be started, a retry does not help.
+    /// Whether a local program, given by `program` or a `stdio:` URL, is the server or connects to it. If such a
+    /// program cannot be started, a retry does not help. False for `ssh://`.
     pub is_program: bool,
     /// Timeout for connecting; `None` for the client's default.
     pub connect_timeout: Option<Duration>,
@@ -148,8 +149,8 @@ impl Environments {
         Ok(all)
     }
 
-    /// Chooses an environment by name or URL. Surrounding whitespace is ignored. An empty or absent value chooses the default of the file.
-    /// If the file has none, it chooses `local`, or `none` if the file excludes `local`.
+    /// Chooses an environment by name or URL. Surrounding whitespace is ignored. An empty or absent value chooses the
+    /// default of the file. The default of a file that sets none is `local`, or `none` if the file excludes `local`.
     pub fn pick(&self, name_or_url: Option<&str>) -> Result<Choice, EnvironmentError> {
         let requested = name_or_url.map(str::trim).filter(|requested| !requested.is_empty());
         let Some(requested) = requested.or(self.default.as_deref()) else {

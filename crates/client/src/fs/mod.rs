@@ -145,7 +145,8 @@ pub struct WriteOptions {
     pub modified: Option<Moment>,
     /// Return only when the file is on disk (fsync).
     pub sync: bool,
-    /// The key under which an interrupted write can be continued; see [`CreateOptions::keep`].
+    /// The key under which a server keeps the blocks of an interrupted write of more than 64 MiB; see
+    /// [`CreateOptions::keep`].
     pub keep: Option<String>,
 }
 
@@ -255,7 +256,8 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
     /// Removes a file, a link or a directory. With `force`, succeeds if it does not exist.
     fn remove<'a>(&'a self, path: &'a Path, recursive: bool, force: bool, links: Links) -> FileFuture<'a, ()>;
 
-    /// Copies within this machine. Files keep their mode, links are copied as links, and directories require `recursive`.
+    /// Copies within the machine of this file system. Files keep their mode, links are copied as links, and directories
+    /// require `recursive`.
     fn copy<'a>(&'a self, source: &'a Path, target: &'a Path, recursive: bool) -> FileFuture<'a, ()>;
 
     /// Creates a symbolic link. Replaces an existing file or link.

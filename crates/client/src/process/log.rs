@@ -26,7 +26,8 @@ use crate::error::Error;
 
 mod event_runs;
 
-/// Consumed output that is kept for cursors that are created later: 1 MiB, which is also what every server keeps at least.
+/// Consumed output that is kept for cursors that are created later: 1 MiB, as much as a server with `process/read`
+/// keeps at least.
 const HISTORY_BYTES: u64 = 1 << 20;
 
 /// Consumed events are dropped while the log holds more events than this. With small pieces of output, 1 MiB of history would be too many
@@ -392,10 +393,11 @@ impl EventLog {
 }
 
 impl LogState {
-    /// Renumbers the end of a lost process so that it follows every event received so far. A server whose holder died knows only the output
-    /// on disk. It may give the exit or the close a number below events that it had sent from memory. The log would then ignore the end as
-    /// a duplicate, and readers would wait forever. A close is renumbered whatever the exit's cause: it is the last event, so a number
-    /// below published events cannot be right.
+    /// Renumbers the end of a lost process so that it follows every event received so far. After the death of a holder,
+    /// a restarted server knows only the output on disk. It may give the exit or the close a number below events that
+    /// were sent from memory. The log would then ignore the end as a duplicate, and readers would wait forever. A close
+    /// is renumbered whatever the exit's cause: the close is the last event, so a number below published events cannot
+    /// be right.
     fn renumber_late_end(&self, event: Event) -> Event {
         let is_late = |seq: u64| seq < self.next && self.closed.is_none();
         match event {

@@ -38,8 +38,9 @@ pub use io::{Output, Stdin};
 
 /// A handle to a process on a server. Clones refer to the same process. Dropping all of them does not end the process.
 ///
-/// While a handle exists, output is kept for it. If its events are not consumed, the process blocks once the server's memory for it is
-/// full, like a program that writes to a full pipe. [`wait`](Self::wait) consumes and discards output.
+/// While a handle exists, output is kept for its readers. If the events are not consumed, the process blocks once the
+/// server's memory for its output is full, like a program that writes to a full pipe. [`wait`](Self::wait) consumes and
+/// discards output.
 #[derive(Clone)]
 pub struct Process {
     shared: Arc<ProcessShared>,
@@ -66,7 +67,8 @@ pub struct ReadResult {
     pub next_seq: u64,
     /// Whether the process has exited.
     pub exited: bool,
-    /// The exit status, or 128 + n after signal n.
+    /// The exit status, or 128 + n after signal n, or -1 if the status is lost. `None` if `exited` is false, or if the
+    /// session is lost.
     pub exit_code: Option<i32>,
     /// Whether the process has exited and all of its output has been reported.
     pub closed: bool,
@@ -116,14 +118,14 @@ impl Process {
 
     /// The sandbox that the server applied when it started the process.
     ///
-    /// `None` if the process has no sandbox, if the handle was created by attaching, or if the connection broke before the reply to the
-    /// start.
+    /// `None` if the process has no sandbox, if an older server does not report it, if the handle was created by
+    /// attaching, or if the connection broke before the reply to the start.
     #[must_use]
     pub fn sandbox(&self) -> Option<AppliedSandbox> {
         self.shared.sandbox
     }
 
-    /// Whether the process runs on a terminal.
+    /// Whether the process runs on a terminal. False after an attach on an older server, which does not report it.
     #[must_use]
     pub fn is_tty(&self) -> bool {
         self.shared.is_tty
@@ -192,8 +194,8 @@ impl Process {
         closed.await.unwrap_or(Err(Error::Disconnected { reason: None }))
     }
 
-    /// Asks the server for output after sequence number `after`. Returns at most `max` bytes, but at least one piece. Waits up to `wait`
-    /// for new output.
+    /// Asks the server for output after sequence number `after`. Returns at most `max` bytes, and from a current server
+    /// at most 8 MiB, but never less than one piece if there is one. Waits up to `wait` for new output.
     ///
     /// Consumes and acknowledges nothing. If the session is lost, this returns an empty result that reports the process as exited and
     /// closed, with the reason in `failure`. With a server that cannot read output back (see [`compat`](crate::compat)), this fails with
@@ -231,7 +233,8 @@ impl Process {
         }
     }
 
-    /// Sends a signal to the process group. A current server accepts any POSIX signal name, an older one only `interrupt`.
+    /// Sends a signal to the process group. A current server accepts any POSIX signal name. An older one accepts only
+    /// `interrupt`, or no signal (see [`compat`](crate::compat)).
     pub async fn signal(&self, name: &str) -> Result<(), Error> {
         self.shared.session().require_process_methods("send signals")?;
         let ProcessKey { process_id, session_id } = self.shared.key.clone();
@@ -247,8 +250,8 @@ impl Process {
         self.shared.session().call::<requests::ProcessResize>(&params).await.map(drop)
     }
 
-    /// Ends the process and everything that it started: with SIGTERM followed by SIGKILL after a grace period, or with SIGKILL at once
-    /// (`None`). Returns whether the process was running.
+    /// Ends the process. With `None`, kills it and everything that it started. With a grace period, sends SIGTERM to the process group,
+    /// and kills as with `None` if the process is not closed after that period. Returns whether the process was running.
     pub async fn terminate(&self, grace: Option<Duration>) -> Result<bool, Error> {
         if grace.is_some() {
             self.shared.require(|capabilities| capabilities.grace, "terminate with a grace period")?;

@@ -1,8 +1,9 @@
 //! Fetches events that no notification will deliver: those of a cut, those before the first event that a log has in memory, and those of
 //! processes that existed before this client resumed the session.
 //!
-//! Events can be rebuilt from the answer to a `process/read`. Output has its sequence numbers. The exit has the number that is missing
-//! among them. The close has the last number. An answer that contradicts these rules fails only the handle of its process.
+//! Events can be rebuilt from the answer to a `process/read`. The answer contains the sequence numbers of the output.
+//! The number that is missing among them is that of the exit. The last number is that of the close. An answer that
+//! contradicts these rules fails only the handle of its process.
 
 use std::{
     collections::VecDeque,

@@ -28,7 +28,8 @@ pub struct Start {
 }
 
 impl Start {
-    /// A program and its arguments. Runs in the server's working directory, with a short list of the server's variables (`PATH`, `HOME`,
+    /// A program and its arguments. By default, the process runs in the first root of the client's token, or without
+    /// roots in the server's own working directory. It inherits a short list of the server's variables (`PATH`, `HOME`,
     /// `LANG` and the like).
     pub fn new<A: Into<String>>(argv: impl IntoIterator<Item = A>) -> Self {
         let params = wire::StartParams {

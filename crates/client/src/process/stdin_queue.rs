@@ -22,8 +22,10 @@ mod sender;
 
 pub(super) use sender::run_sender;
 
-/// Limits of the queue: a sixth of a second at 50 MB/s, and this many writes. A single write may be larger.
+/// Limit for the bytes in the queue: a sixth of a second at 50 MB/s. A single write may be larger.
 const WAITING_BYTES: usize = 8 << 20;
+
+/// Limit for the writes in the queue.
 const WAITING: usize = 256;
 
 /// The result of a write.

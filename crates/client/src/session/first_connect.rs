@@ -1,7 +1,7 @@
 //! Decides whether a failed first connection is retried, and after which pause. Neither sleeps nor connects itself.
 //!
-//! A permanent failure is reported at once. This module covers only the first connection. An established session is retried by
-//! `ReconnectState` after every kind of failure.
+//! A permanent failure is reported at once. This module covers only the first connection. An established session is
+//! reconnected by `Session::recover`, which retries after every `ConnectFailure`, even a permanent one.
 
 use std::time::Duration;
 
@@ -38,8 +38,9 @@ impl FirstConnect {
         }
     }
 
-    /// Returns the pause before the next attempt, or `None` if the failure is to be reported. Retries for the time that the caller set, and
-    /// after this failure for at least `within`. Both count from the first attempt.
+    /// Returns the pause before the next attempt, or `None` if the failure is to be reported. The time for retries is
+    /// `connect_retry_for` or `within`, whichever is longer, counted from the first attempt. `within` comes from
+    /// `adopting::resume_within`: it is zero unless the server is still adopting the session to resume.
     pub(super) fn pause_after(&mut self, dial_error: &DialError, within: Duration) -> Option<Duration> {
         // A peer that violates the protocol is not an exec-server, so a retry does not help.
         if !dial_error.is_worth_retrying || dial_error.is_violation {
@@ -60,9 +61,11 @@ impl FirstConnect {
 fn failure_of(error: &Error) -> ConnectFailure {
     match error {
         Error::Connect { failure, .. } => *failure,
-        // The program that carries the connection has reported why it failed. Waiting does not change that.
+        // The program that makes the connection, such as ssh, could not be started, or it ended before the server
+        // answered. Waiting does not change that.
         Error::Spawn { .. } => ConnectFailure::Permanent,
-        // The server accepted the connection and closed it before it answered `initialize`.
+        // The connection was closed before the answer to `initialize`. A server that is just starting, or a proxy in
+        // front of it, can do this, so it counts as a server that does not listen yet.
         Error::Disconnected { .. } => ConnectFailure::NotListening,
         Error::ConnectTimeout { .. } => ConnectFailure::Unreachable,
         // The server answered that it cannot serve yet, or it did not answer `initialize` in time.

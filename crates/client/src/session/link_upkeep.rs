@@ -1,4 +1,5 @@
-//! Work on a link while it is up: acknowledgements, pings, and the report of a silent link. Reconnecting is left to the keeper.
+//! The keeper's work on a link that is up: acknowledgements, pings, and the report of a silent link. `session.rs`
+//! reconnects.
 
 use std::sync::Arc;
 

@@ -28,7 +28,7 @@ use crate::error::{
 pub struct Dialer {
     /// The server to connect to.
     pub target: Target,
-    /// The token for the server. It overrides the one of the target. Programs, including ssh, do not get a token.
+    /// The token for the server. It overrides the token of the target. Programs, including ssh, do not get a token.
     pub token: Option<Token>,
     /// TLS settings for `wss://`.
     pub tls: Tls,

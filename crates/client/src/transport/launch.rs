@@ -1,4 +1,4 @@
-//! Describes a program that is a server, or connects to one, over its stdin and stdout.
+//! Describes a program that speaks the protocol on its stdin and stdout: a server, or a program that connects to one.
 //!
 //! This module defines what is started and how. `program` runs and ends it.
 
@@ -132,7 +132,7 @@ impl fmt::Display for Launch {
     }
 }
 
-/// Shows no values of variables, which may contain secrets.
+/// Shows neither arguments nor the values of variables, which may contain secrets.
 impl fmt::Debug for Launch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = self.env.iter().map(|(name, _)| name).collect();

@@ -47,8 +47,8 @@ pub trait Connect: Send + Sync + 'static {
         true
     }
 
-    /// Extra time for a person to act during the next connection, for example to type a password. It is added to the timeout for the
-    /// server's first answer.
+    /// Extra time for a person to act while the next connection is set up, for example to type a password. It is added
+    /// to the timeout for the server's first answer.
     fn patience(&self) -> Duration {
         Duration::ZERO
     }

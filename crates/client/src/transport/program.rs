@@ -5,8 +5,9 @@
 //!    └─ EOF_GRACE ── SIGTERM ── TERM_GRACE ── SIGKILL ────────────┴── rest of its group killed ── reaped
 //! ```
 //!
-//! The owner drops the stream together with the [`RunningProgram`], which gives the program EOF on stdin. A separate thread takes the steps
-//! after that, for a few seconds at most. A drop therefore does not block, and the steps also work while the runtime shuts down.
+//! The owner drops the [`RunningProgram`] together with the stream. Without the stream, the program reads EOF on stdin.
+//! A separate thread takes the steps after that, for a few seconds at most. A drop therefore does not block, and the
+//! steps also work while the runtime shuts down.
 //!
 //! The pid of the program is also the id of its process group. Until the program is reaped, the kernel does not reuse this id. The group is
 //! therefore signalled before the program is reaped. If the thread cannot be created, the program is killed at once.

@@ -26,7 +26,8 @@ use crate::error::{ConnectFailure, Error};
 
 mod preamble;
 
-/// Options for ssh. They come after [`Ssh::options`], which therefore win, and override the configuration file.
+/// Options for ssh. They override the configuration file. They come after [`Ssh::options`], which therefore take
+/// precedence.
 ///
 /// The client reconnects only after ssh notices that the connection is dead. Without `ServerAlive…`, ssh sends nothing over an idle
 /// connection. Forwardings are useless here, and would fail if another ssh already holds their ports. A configured `RemoteCommand` would
@@ -49,7 +50,8 @@ exec \"$0\" \"$@\"";
 /// The exit status and message of [`LAUNCHER`] if ssh is not installed.
 const NO_SSH: (ProgramExit, &str) = (ProgramExit::Code(125), "no such program here");
 
-/// Messages with which ssh exits with status 255 if it could not reach the host. A later attempt may succeed.
+/// Texts in the messages of an ssh that could not reach the host and exits with status 255. A later attempt may
+/// succeed.
 const UNREACHABLE: [&str; 5] = [
     "Connection refused",
     "Connection timed out",

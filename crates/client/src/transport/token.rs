@@ -97,7 +97,8 @@ impl Token {
         let is_anonymous =
             || rustix::fs::fstatfs(&file).is_ok_and(|found| i128::from(found.f_type) == PIPE_FILE_SYSTEM);
         if metadata.file_type().is_fifo() && is_anonymous() {
-            // Make reads block again, to wait for slow output. They cannot block forever without a writer: EOF follows when it has closed.
+            // Make reads block again, to wait for slow output. A read ends with EOF once the writer has closed the
+            // pipe.
             rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(|errno| failed(errno.into()))?;
         } else if !metadata.is_file() {
             return Err(TokenError::NotAFile { path: path.to_owned() });

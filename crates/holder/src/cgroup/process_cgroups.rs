@@ -123,8 +123,8 @@ impl ProcessCgroup {
                     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
                     spawn.cgroup_dir = Some(rustix::fs::open(dir, flags, Mode::empty())?);
                 }
-                // Not `cgroup.procs`: to move a whole process, the kernel takes the lock that starting in the group
-                // avoids.
+                // `tasks` and not `cgroup.procs`: the child moves only itself, a single thread, so the kernel does not
+                // need its global cgroup lock. Creating the child in the group (the branch above) avoids the same lock.
                 CgroupHierarchy::Pids => {
                     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
                     spawn.cgroups.push(rustix::fs::open(dir.join("tasks"), flags, Mode::empty())?);
@@ -142,8 +142,8 @@ impl ProcessCgroup {
 
     /// Whether the group has no processes.
     pub(crate) fn is_empty(&self) -> bool {
-        // A process is in the group of each hierarchy. It started in the unified one, if that exists, so checking that
-        // one is enough.
+        // A group has one directory per hierarchy, and each process is in all of them. It enters the unified one first,
+        // so if that exists, checking it is enough.
         match unified(&self.dirs) {
             Some(dir) => !is_populated(dir),
             None => self.dirs.iter().all(|(_, dir)| read_number(&dir.join("pids.current")).unwrap_or(0) == 0),

@@ -34,7 +34,8 @@ struct OwnCgroup {
     pids: Option<PathBuf>,
 }
 
-/// Finds where groups can be created, in a directory `name`. `None` if the host does not let us create any group.
+/// Finds where this process can create a directory `name` for the groups of its sessions. `None` if the host does not
+/// let us create any group.
 pub fn find_root(name: &str) -> Option<CgroupRoot> {
     let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
     let own = OwnCgroup::parse(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));

@@ -2,8 +2,8 @@
 //! such a program would copy locks that no thread ever releases.
 //!
 //! [`exec_spawner`] starts a program by path, with [`ARGUMENT`] and a socket on its stdin. [`serve_stdin`] is the other
-//! side, run by that program. The spawner sends a greeting with its layout and its pid. So the library notices a
-//! foreign program, or another release of ours, before it sends a request.
+//! side, run by that program. The spawner sends a greeting with the version of its request layout (`LAYOUT`) and its
+//! pid. So the library notices a foreign program, or another release of ours, before it sends a request.
 //!
 //! ```text
 //! library ── exec ──▶ program --spawner ── fork ──▶ spawner
@@ -33,7 +33,7 @@ use crate::{control, title};
 /// The first argument of a program that is to become a spawner.
 pub const ARGUMENT: &str = "--spawner";
 
-/// Prefix of the greeting. The layout and the pid follow, four bytes each.
+/// Prefix of the greeting. `LAYOUT` and the pid follow, four bytes each.
 const GREETING: &[u8] = b"exec-server spawner ";
 
 /// Time limit for the greeting: far longer than an exec on a busy machine takes.
@@ -52,7 +52,8 @@ pub enum ExecError {
     #[error("`{}` is not an exec-server: {}", program.display(), ForeignProgram(*status, stderr_text))]
     NotOurs {
         program: PathBuf,
-        /// The exit status, if the program exited by itself.
+        /// The exit status, if the program closed the socket without a greeting. SIGKILL may be ours: it is sent after
+        /// the EOF.
         status: Option<ExitStatus>,
         /// The beginning of its output on stderr.
         stderr_text: String,
@@ -93,8 +94,8 @@ pub fn exec_spawner(program: &Path) -> Result<SpawnerHandle, ExecError> {
     exec_spawner_for(program, None)
 }
 
-/// Like [`exec_spawner`], with one more argument for the program: the name of what the spawner and its holders serve.
-/// The program ignores it; it only appears in `ps`.
+/// Like [`exec_spawner`], with one more argument for the program, such as the path of the state directory. The program
+/// ignores this argument. It appears in `ps`, to show which server the spawner and its holders belong to.
 pub fn exec_spawner_for(program: &Path, served: Option<&OsStr>) -> Result<SpawnerHandle, ExecError> {
     let failed = |source| ExecError::Start { program: program.to_owned(), source };
     // The program starts in `/`, where a relative path would mean something else.
@@ -103,7 +104,7 @@ pub fn exec_spawner_for(program: &Path, served: Option<&OsStr>) -> Result<Spawne
     let mut child = start(&path, served, theirs).map_err(failed)?;
     let greeting = read_greeting(&ours);
     if !matches!(greeting, Ok(GreetingOutcome::Received { .. })) {
-        // An error means that the program has exited already.
+        // `kill` fails if the program has exited and the host has reaped it.
         child.kill().ok();
     }
     // `wait` fails if the host ignores SIGCHLD or reaps all children. The program has exited in any case.

@@ -58,7 +58,7 @@ impl SpawnerHandle {
     }
 }
 
-/// Forks a process that builds a view. Returns its pid, and only in the spawner.
+/// Forks a process that builds a view. Returns only in the spawner, with the pid of that process.
 pub(super) fn fork_view(request: &[u8], fds: Vec<OwnedFd>) -> Option<i32> {
     let Ok([reply]) = <[OwnedFd; 1]>::try_from(fds) else { return None };
     let script = ViewScript::decode(request)?;

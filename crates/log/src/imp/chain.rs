@@ -92,7 +92,7 @@ pub enum ReadStep<'a> {
 }
 
 enum SegmentBody {
-    /// The owner of a mapping, `lent` below. Call `(**lent).as_ref()`: without `**`, that is `Arc::as_ref`.
+    /// The owner of a mapping. To get the mapping, write `(**lent).as_ref()`: `lent.as_ref()` would be `Arc::as_ref`.
     Memory(Arc<dyn AsRef<MappedSegment> + Send + Sync>),
     Disk(Option<Arc<LoadedSegment>>),
 }

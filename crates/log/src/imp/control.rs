@@ -1,8 +1,8 @@
 //! The control block of a session: the counters of every log and the flags of the wake-up protocol.
 //!
-//! The holder writes everything except the waiting flags. Readers set these flags, and the holder clears them. Both
-//! sides map the block read-write, so the holder never reads back a value that it wrote: a damaged block can mislead a
-//! reader, but not the writer.
+//! The holder writes the counters. It also sets the dirty bits, which the reader clears, and clears the waiting flags,
+//! which the reader sets. Both sides map the block read-write, so [`LogWriter`](super::LogWriter) keeps its own copies
+//! of the counters and never reads them back: a damaged block can mislead the reader, but not the writer.
 
 use std::{
     io,

@@ -65,7 +65,7 @@ impl ExitCause {
 pub struct LimitsHit {
     /// A fork or thread creation was refused because the pids limit was reached.
     pub pids: bool,
-    /// The OOM killer killed a process of the group.
+    /// The OOM killer killed a process of the cgroup.
     pub memory: bool,
 }
 
@@ -172,14 +172,14 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 /// Why the holder currently does not read the output of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BlockReason {
-    /// The holder reads the output.
+    /// The holder reads the output, or waits only until a segment is on disk.
     #[default]
     No = 0,
-    /// A client is attached, and the memory of the log is full.
+    /// A client is attached and the memory of the log is full, or the holder is short of memory or fds.
     MemoryCap = 1,
     /// No client is attached, and the disk quota is used up.
     Quota = 2,
-    /// A write to disk failed.
+    /// The last write to disk failed, for example because it would have used the reserved free space.
     DiskFull = 3,
 }
 

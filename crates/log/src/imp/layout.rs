@@ -42,7 +42,7 @@ const CRC_AT: usize = 8;
 /// Bytes that output leaves free at the end of each segment. They guarantee that the exit and close events fit into the
 /// current segment, even if memory, fds or quotas are exhausted.
 pub(crate) const END_BYTES: usize = 2 * RECORD_HEADER + event::EXIT_BYTES + event::CLOSED_BYTES;
-// Otherwise the padding of the last output record could take some of these bytes.
+// If this were not a multiple of 8, the padding of the last output record could take some of these bytes.
 const _: () = assert!(END_BYTES.is_multiple_of(8));
 
 pub(crate) const KIND_OUTPUT: u8 = 1;

@@ -21,7 +21,8 @@ pub struct RecoveredLog {
     pub next_seq: u64,
     /// Output bytes before `next_seq`.
     pub end_offset: u64,
-    /// Events beyond `next_seq` that are known to have been written to disk.
+    /// Events from `next_seq` up to the last one that the header of a file counts. They are damaged, missing or after a
+    /// hole.
     pub torn_records: u64,
     /// Output bytes of these events.
     pub torn_bytes: u64,
@@ -50,8 +51,8 @@ pub fn recover(dir: BorrowedFd<'_>, slot: u32) -> io::Result<RecoveredLog> {
 }
 
 /// Like `recover`, but uses only headers and file sizes, for logs that are too large to read in advance. Checks
-/// records only in files that are truncated. Damage inside a file is noticed when the file is loaded, and read as a
-/// gap.
+/// records only in files that are truncated. Damage inside another file is noticed only when that file is loaded: the
+/// reader then gets a gap.
 pub fn survey(dir: BorrowedFd<'_>, slot: u32) -> io::Result<RecoveredLog> {
     collect(dir, slot, |id| {
         let (header, len) = LoadedSegment::read_header(&open(dir, slot, id)?)?;

@@ -123,7 +123,7 @@ impl Segment {
         shared.commit.store(used, Ordering::Release);
     }
 
-    /// Never used twice. The upper half is the number of the memfd.
+    /// The id of the segment. A holder never uses an id twice. The upper half is the number of the memfd.
     pub fn id(&self) -> u64 {
         self.id
     }

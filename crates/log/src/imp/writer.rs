@@ -51,7 +51,7 @@ pub enum ReleasedSegment {
 pub struct DroppedSegment {
     pub id: u64,
     pub location: SegmentLocation,
-    /// The memory, if it was in memory. Reuse it after all readers have returned it.
+    /// The memory of the segment. Reuse it after all readers have returned it. `None` if the segment was on disk.
     pub segment: Option<Segment>,
     /// Output bytes in the segment.
     pub bytes: u64,

@@ -249,8 +249,8 @@ impl ServerReader<'_> {
         Ok(self.same(places)?.unwrap_or_default())
     }
 
-    /// On this machine a relative directory is allowed. On another machine the directory must be absolute by the rules of that machine's
-    /// OS, which may differ from ours.
+    /// On this machine a relative directory is allowed. On another machine the directory must be absolute. The OS of
+    /// that machine is not known here, so an absolute path of Unix or of Windows is accepted.
     fn check_cwd(&self, stdio: &StdioConfig, placement: &Placement) -> Result<(), ConfigError> {
         let Some(cwd) = stdio.cwd.as_ref().and_then(|cwd| cwd.to_str()) else { return Ok(()) };
         let has_drive = matches!(cwd.as_bytes(), [drive, b':', b'/' | b'\\', ..] if drive.is_ascii_alphabetic());

@@ -8,7 +8,8 @@ use serde_json::{Map, Value};
 use super::{error::Error, server::ManagedServer};
 use crate::transport::Progress;
 
-/// The experimental capability with which a server requests the sandbox state, and the `_meta` key under which it receives it.
+/// The experimental capability with which a server requests the sandbox state, and the `_meta` key with which a call
+/// carries that state.
 const SANDBOX_STATE: &str = "codex/sandbox-state-meta";
 
 /// A tool call.

@@ -36,7 +36,8 @@ const CANCEL_WITHIN: Duration = Duration::from_secs(5);
 /// is usually after the exit and the last output of its process.
 const END_REASON_WITHIN: Duration = Duration::from_secs(5);
 
-/// The same for HTTP. There is no process to wait for, only the delay of the task that records the reason.
+/// The same time limit for an HTTP server. There is no process to wait for, only the delay of the task that records the
+/// reason.
 const HTTP_END_REASON_WITHIN: Duration = Duration::from_millis(200);
 
 /// See the module documentation.
@@ -119,7 +120,7 @@ impl ServerConnection {
         error
     }
 
-    /// The error of a request that the end of the connection has ended.
+    /// The error of a request whose connection ended before the answer.
     fn end_error(&self, method: &'static str, end: ConnectionEnd) -> Error {
         let server = self.server.clone();
         match end {

@@ -39,7 +39,8 @@ pub struct Question {
     pub server: String,
     /// The id of the question. Unique while the question is open.
     pub id: String,
-    /// The parameters as received: `message`, and `requestedSchema` or `url`. `_meta` has no progress token.
+    /// The parameters: `message`, and `requestedSchema` or `url`. Over stdio they are as received, but over HTTP rmcp
+    /// drops fields that it does not know. `_meta` has no progress token.
     pub params: Map<String, Value>,
 }
 

@@ -4,8 +4,8 @@
 //! first used. Servers that need the same host at the same time share one attempt and its failure. A later request tries again, also after
 //! a lost session.
 //!
-//! Only this manager uses the session on an executor. After a disconnect the executor keeps the session for [`KEEP`]. That limits how long
-//! a link may be cut, and how long the processes of a killed manager keep running.
+//! Only this manager uses the session on an executor. After a disconnect the executor keeps the session, by default for
+//! [`KEEP`]. That limits how long a link may be cut, and how long the processes of a killed manager keep running.
 
 use std::{
     collections::BTreeMap,
@@ -37,7 +37,7 @@ const END_WITHIN: Duration = Duration::from_secs(5);
 /// The client name in the executor's log.
 const CLIENT_NAME: &str = "exec-server-mcp";
 
-/// A place for servers and how to reach it. Creating it opens nothing.
+/// A place for servers, and how to reach that place. Creating a `Host` does not connect.
 pub struct Host {
     /// The name in errors and logs.
     pub(super) id: String,
@@ -92,7 +92,8 @@ impl Host {
         }
     }
 
-    /// Sets how long the client tries to reconnect to an executor. Its session is kept at least as long.
+    /// Sets how long the client tries to reconnect to an executor. The executor keeps the session at least as long. No
+    /// effect on a local host.
     #[must_use]
     pub fn recover_for(mut self, within: Duration) -> Self {
         if let HostKind::Remote { keep, recover_for, .. } = &mut self.kind {

@@ -36,8 +36,7 @@ use crate::{
 
 const INITIALIZE: &str = "initialize";
 
-/// How long to retry an executor that cannot be reached. Short, so that a mistake in its address is reported soon. Other commands use the
-/// same limit.
+/// How long to retry an executor that cannot be reached. Short, so that a mistake in its address is reported soon.
 const RETRY_FOR: Duration = Duration::from_secs(10);
 
 /// The first and the longest pause between two attempts.

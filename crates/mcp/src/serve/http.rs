@@ -155,7 +155,7 @@ pub async fn serve(
     Ok(())
 }
 
-/// Accepts a connection as soon as their number is below the limit.
+/// Accepts a connection as soon as the number of connections is below the limit.
 async fn accept(
     listener: &TcpListener,
     permits: &Arc<Semaphore>,

@@ -1,5 +1,6 @@
-//! All limits that a client of the server can reach. The other modules of `serve` enforce them. The table in `docs/reference/limits.md` is
-//! generated from them.
+//! The limits that a client of the server can reach, except those of `grace_ms` and `context`, which are beside their
+//! tools. The other modules of `serve` enforce the limits. The table in `docs/reference/limits.md` is generated from
+//! the limits here.
 
 use std::time::Duration;
 

@@ -146,8 +146,8 @@ impl ServerProcess {
         self.log.add(line);
     }
 
-    /// Ends the process: closes its stdin and waits, if `closes_stdin_first`, and then terminates it. `closed` must resolve when the
-    /// process has closed.
+    /// Ends the process. With `closes_stdin_first`, closes its stdin, waits, and terminates it only if it has not
+    /// closed by then. Otherwise terminates it at once. `closed` must resolve when the process has closed.
     pub(super) async fn end_when(&self, closes_stdin_first: bool, closed: impl Future<Output = ()>) {
         let mut closed = pin!(closed);
         if closes_stdin_first {
@@ -225,7 +225,8 @@ impl ServerProcess {
             // An error means that the earlier send was dropped.
             before.await.ok();
         }
-        // A message that is larger than the budget takes all of it, so no other message is enqueued before it is written.
+        // A message that is larger than the budget takes all of the budget. Then no other message is enqueued until
+        // this one is written.
         let units = u32::try_from(line.len() >> 10).unwrap_or(u32::MAX).clamp(MESSAGE_KIB, ROOM_KIB);
         let room = self.room.acquire_many(units).await.map_err(io::Error::other)?;
         let mut write = pin!(self.process.write(line));

@@ -247,7 +247,7 @@ pub struct GlobParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct GlobResult {
-    /// The matching paths, in order.
+    /// The matching paths. The names of each directory are visited in byte order.
     pub entries: Vec<GlobEntry>,
     /// Summary of the directory scan.
     pub summary: ScanSummary,

@@ -82,8 +82,8 @@ pub struct ReadDirectoryParams {
     /// With `details`: include `owner` of each entry. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub owners: bool,
-    /// With `details`: base64 of a name. Only names after it are listed, in byte order. It gets the next part of a directory that is too
-    /// large for one answer.
+    /// With `details`: base64 of a name. Only the names after it, in byte order, are listed. Use it to get the next part of a directory that
+    /// is too large for one answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after_base64: Option<String>,
 }
@@ -203,6 +203,6 @@ pub struct CanonicalizeParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CanonicalizeResult {
-    /// The path without symbolic links, in the form of the request. A `file:` URI if it is not UTF-8.
+    /// The path without symbolic links. A `file:` URI if the request used one or if the path is not UTF-8, otherwise a native path.
     pub path: PathArg,
 }

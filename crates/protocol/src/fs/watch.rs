@@ -17,7 +17,7 @@ pub struct WatchParams {
     pub handle_id: String,
     /// A directory, or a single file.
     pub path: PathArg,
-    /// Watch the directories below it too. Default: true.
+    /// Watch the directories below `path` too. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recursive: Option<bool>,
     /// Include names that begin with a dot, and everything below them. Default: true.

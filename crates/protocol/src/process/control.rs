@@ -161,7 +161,8 @@ pub struct ProcessInfo {
     pub output_bytes: u64,
     /// Output bytes that can still be read.
     pub retained_bytes: u64,
-    /// Output bytes that were dropped by `dropOldest`, or freed because all readers that follow the process had taken them.
+    /// Output bytes that were freed although the session's own client had not taken them: because of `dropOldest`, because all followers
+    /// (readers of other sessions) had taken them, or to make room for the output left at the exit.
     pub dropped_bytes: u64,
     /// Why the process is blocked until its output is taken. Null if it is not blocked.
     pub blocked: Option<Blocked>,

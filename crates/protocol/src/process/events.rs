@@ -26,8 +26,8 @@ pub struct OutputParams {
     /// Number of output bytes of this process before this chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offset: Option<u64>,
-    /// The lost events that empty chunks stand for. Only on the first of these chunks. Clients that announced `gap` get `process/gap`
-    /// instead.
+    /// Which events were lost. A client that did not announce `gap` gets one empty chunk for each lost event, and only
+    /// the first of these chunks has this member. Clients that announced `gap` get `process/gap` instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gap: Option<Gap>,
 }
@@ -49,12 +49,13 @@ pub struct ExitedParams {
     /// Whether the sandbox is the likely reason for the failure of the process. It is a hint, not a proof. Older servers omit it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox_denied: Option<bool>,
-    /// Name of the signal that ended the process, for example `SIGKILL`. Null if the process exited.
+    /// Name of the signal that ended the process, for example `SIGKILL`. Null if the process exited, and with the cause
+    /// `lost`.
     pub signal: Option<Cow<'static, str>>,
     /// Why the process ended. Older servers omit it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cause: Option<Cause>,
-    /// Resources that the process used. Older servers omit it.
+    /// Resources that the process used. Absent with the cause `lost`. Older servers omit it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
     /// Limits of the server that the process, or something that it started, has reached. Omitted if there are none.

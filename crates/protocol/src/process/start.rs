@@ -61,20 +61,20 @@ pub struct StartParams {
     /// The sandbox of the process. A policy that cannot be enforced is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxContext>,
-    /// Network confinement of the reference. Refused if true.
+    /// Network confinement of the reference. The start is refused if this is true.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub enforce_managed_network: bool,
-    /// Proxy ports of the reference. Ignored: they have no meaning without that confinement.
+    /// Proxy ports of the reference. Ignored: they have no meaning without the reference's network confinement.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub managed_network: Option<Box<RawValue>>,
-    /// Network proxy of the reference. Refused.
+    /// Network proxy of the reference. The start is refused if this is present.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     pub network_proxy: Option<Box<RawValue>>,
-    /// Cached shell state of the reference. This server does not capture shell state and runs the plain command, like the reference when it
-    /// cannot capture the state. The start is refused if `envPolicy` filters variables, because the shell's profile could export them
-    /// again.
+    /// Cached shell state of the reference. This server does not capture shell state and runs the plain command, like
+    /// the reference when it cannot capture the state. A command that the reference would run with the state is refused
+    /// if `envPolicy` filters variables, because the shell's profile could export them again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shell_snapshot: Option<ShellSnapshot>,
 }

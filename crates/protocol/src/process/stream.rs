@@ -30,8 +30,9 @@ pub struct ReadParams {
     /// How many milliseconds to wait if there is nothing to return. Default: 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait_ms: Option<u64>,
-    /// For a reader that follows a process of another session: the sequence number where it began. The server then treats everything after
-    /// it, up to `afterSeq`, as taken by this reader.
+    /// For a reader that follows a process of another session: the sequence number after which the reader began. While
+    /// the request is in progress, the server treats the events after `fromSeq`, up to `afterSeq`, as taken by this
+    /// reader.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from_seq: Option<u64>,
 }
@@ -129,7 +130,7 @@ pub enum WriteStatus {
     Accepted,
     /// The process does not exist.
     UnknownProcess,
-    /// The process has no stdin, closed it, or ended before all bytes were written.
+    /// The process has no stdin, its stdin is closed, or it ended before all bytes were written.
     StdinClosed,
     /// The process is being started. This server never sends it: it waits for the start.
     Starting,
@@ -160,7 +161,7 @@ pub enum CloseStdinStatus {
     StdinClosed,
     /// The process does not exist.
     UnknownProcess,
-    /// The process is being started.
+    /// The process is being started. This server never sends it: it waits for the start.
     Starting,
 }
 
@@ -171,7 +172,8 @@ pub enum CloseStdinStatus {
 pub struct SubscribeParams {
     /// Name of the process.
     pub process_id: ProcessId,
-    /// The session of the process. Absent: the connection's own session.
+    /// The session of the process. It must be another session: the processes of the connection's own session are pushed
+    /// without a subscription.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
     /// Push only events after this sequence number. Default: 0.
@@ -180,8 +182,8 @@ pub struct SubscribeParams {
     /// Keep output until this connection has acknowledged it too. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub hold: bool,
-    /// With `hold`: the sequence number where a reader that resumes had begun. Events after it count as taken only once this connection
-    /// acknowledges them. Default: `afterSeq`.
+    /// With `hold`, for a reader that subscribes again: the sequence number after which it first began. Events after
+    /// this number count as taken only once this connection acknowledges them. Default: `afterSeq`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from_seq: Option<u64>,
 }

@@ -215,8 +215,8 @@ impl TokenFile {
     /// Adds a token with these rights to the file at `path` and returns it. This is the only time that the token is
     /// visible.
     ///
-    /// A revoked entry of the same name is replaced. The new token then also gets the sessions of the old one, because
-    /// both have the same principal.
+    /// A revoked token entry of the same name is replaced. The new token then also gets the sessions of the old token,
+    /// because both have the same principal.
     pub fn create(path: &Path, entry: AccessEntry) -> Result<Token, TokenFileError> {
         let token = Token::generate()?;
         let name = entry.name.clone();

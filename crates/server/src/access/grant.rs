@@ -1,5 +1,5 @@
-//! The grant that admission gives to a connection: the principal, its rights, and a notification when they end. Does
-//! not depend on where a grant comes from.
+//! The grant that admission gives to a connection: the principal, its rights, and a notification when they end. This
+//! module does not know how the principal was authenticated.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -15,7 +15,7 @@ pub struct Rights {
     /// The scopes of the methods that it may call.
     pub scopes: Vec<Scope>,
     /// Directories to which file methods and the working directories of processes are limited. Empty: no limit. This
-    /// does not confine a process: once started, it can access any file.
+    /// does not confine a process: once started, it can access everything that its user and its sandbox allow.
     pub roots: Vec<PathBuf>,
     /// Names of environment variables that its requests may set; `LC_*` matches a prefix. `None`: any.
     pub env: Option<Vec<String>>,

@@ -67,7 +67,7 @@ pub struct Certificate<'a> {
 #[derive(Debug, Default)]
 pub struct Access {
     owner: Option<TokenDigest>,
-    /// No authentication is required: all clients act as the owner.
+    /// No authentication is required: a client without a certificate acts as the owner.
     is_open: bool,
     file: Option<PathBuf>,
     table: Mutex<AccessTable>,
@@ -90,7 +90,7 @@ impl Access {
         Self { owner: Some(owner), ..Self::default() }
     }
 
-    /// Admits all clients that can connect, as the owner.
+    /// Admits all clients that can connect. A client without a certificate acts as the owner.
     #[must_use]
     pub fn open() -> Self {
         Self { is_open: true, ..Self::default() }
@@ -107,7 +107,7 @@ impl Access {
         Ok(self)
     }
 
-    /// The grant of a client that offers nothing. `None` if authentication is required.
+    /// The grant of a client without a certificate if no authentication is required, else `None`.
     #[must_use]
     pub fn open_grant(&self) -> Option<Grant> {
         self.is_open.then(Grant::owner)

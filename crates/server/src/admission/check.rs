@@ -1,9 +1,9 @@
 //! Checks a request. A pure function of the request and the requirements, so that one test can cover the whole table of
 //! verdicts.
 //!
-//! The order of the checks matters. Health comes first, because its answer reveals nothing but "ok". On every other
-//! path, Host, Origin and `Sec-Fetch-Site` are checked (403), then the token (401). Only an authenticated client learns
-//! whether the path exists, the method fits and the upgrade is valid.
+//! The order of the checks matters. Health comes first, because its answer reveals only whether the server accepts new
+//! clients. On every other path, Host, Origin and `Sec-Fetch-Site` are checked (403), then the token (401). Only an
+//! authenticated client learns whether the path exists, the method fits and the upgrade is valid.
 
 use exec_server_protocol::method::Scope;
 use exec_server_rpc::handshake;
@@ -97,7 +97,7 @@ pub(super) fn authenticate(
     }
 }
 
-/// Answers also while draining, so that a shutdown can be observed.
+/// `/metrics` is also answered while the server drains, so that a shutdown can be observed.
 fn metrics(request: &HttpRequest<'_>, grant: &Grant) -> Result<RequestVerdict, HttpResponse> {
     if !grant.rights().scopes.contains(&Scope::Metrics) {
         return Err(HttpResponse::FORBIDDEN);

@@ -1,7 +1,8 @@
 //! Admission: authenticates every connection before the rest of the server sees it.
 //!
-//! One request is read (`http`), checked (`check`, with `host` and `auth`) and answered. Only an upgrade that passed
-//! becomes an [`Authenticated`], and the core serves nothing else. So no route can skip admission.
+//! One request is read (`http`), checked (`check`, with `host` and `auth`) and answered. If it is an upgrade that
+//! passed, the connection becomes an [`Authenticated`], and the core serves nothing else. No request is read from
+//! a connection of `dial-stdio`, which the peer's uid authenticates, nor from standard streams, which are the owner's.
 //!
 //! ```compile_fail
 //! # async fn serve(core: std::sync::Arc<exec_server_server::core::Core>, stream: exec_server_rpc::ByteStream) {
@@ -12,7 +13,7 @@
 //! Unauthenticated connections are bounded: 64 connections, 8 KiB and 10 s each. `pending` decides which one is dropped
 //! when there are more.
 //!
-//! Never logs a request target or a header value, because they contain the token.
+//! Request targets and header values are never logged, because they can contain the token.
 
 mod auth;
 mod check;
@@ -58,7 +59,7 @@ use crate::{
 /// Deadline from accept to the end of the response, including the TLS handshake.
 const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 
-/// The requirements for TCP connections.
+/// Settings of [`Admission`]. All except `audit` apply only to TCP connections.
 #[derive(Clone, Debug, Default)]
 pub struct AdmissionConfig {
     /// Maps tokens and certificates to grants.
@@ -79,7 +80,8 @@ pub struct TcpEndpoint {
     pub tls: Option<Arc<Tls>>,
 }
 
-/// The interface between admission and the server: admission reports refusals, the server its metrics and readiness.
+/// The interface between admission and the server: admission reports refusals to the server, and gets the metrics page
+/// and the readiness from it.
 pub trait AdmissionReporter: Send + Sync {
     /// A connection was answered with this HTTP status instead of being admitted; 0: the TLS handshake failed. Not
     /// called for health and metrics that were answered with 200.
@@ -124,8 +126,8 @@ impl Admission {
         self
     }
 
-    /// Checks a request of another protocol that came in over plain HTTP at `local`: the same rules for Host, Origin
-    /// and tokens, in the same order. The caller checks path and method.
+    /// Checks an HTTP request of another protocol (MCP) that arrived without TLS at the address `local`. The rules for
+    /// Host, Origin, `Sec-Fetch-Site` and tokens are those of a WebSocket upgrade. The caller checks path and method.
     pub fn check_request(&self, local: SocketAddr, target: &str, headers: &[(&str, &[u8])]) -> AdmissionDecision {
         let headers: Vec<_> = headers.iter().map(|(name, value)| httparse::Header { name, value }).collect();
         let request = http::HttpRequest { method: "POST", target, minor_version: 1, headers: &headers };
@@ -147,7 +149,7 @@ impl Admission {
         self.pending.reserve(peer.map_or(PeerSource::Local, PeerSource::from), Instant::now())
     }
 
-    /// Whether the next connection will evict another one.
+    /// Whether all slots are taken, so that the next connection evicts another one.
     pub fn is_crowded(&self) -> bool {
         self.pending.is_full()
     }

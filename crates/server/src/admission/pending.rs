@@ -64,7 +64,7 @@ impl From<SocketAddr> for PeerSource {
 /// Counters of an admission since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AdmissionCounts {
-    /// Answered with a refusal, or failed in the TLS handshake.
+    /// Answered with a refusal, failed in the TLS handshake, or closed because access control refused the certificate.
     pub refused: u64,
     /// No complete request by the deadline.
     pub stalled: u64,
@@ -143,7 +143,7 @@ impl PendingConnections {
         PendingSlot { pending: Arc::clone(self), ticket, source, eviction }
     }
 
-    /// Whether the next connection will evict another one.
+    /// Whether all slots are taken, so that the next connection evicts another one.
     pub(super) fn is_full(&self) -> bool {
         self.table.lock().waiting.len() >= PENDING_MAX
     }
@@ -172,7 +172,7 @@ impl PendingTable {
         self.remove(ticket)
     }
 
-    /// Frees the slot of a ticket. `None` if it was evicted before.
+    /// Frees the slot of a ticket. `None` if its connection was evicted before.
     fn remove(&mut self, ticket: u64) -> Option<WaitingConnection> {
         let waiting = self.waiting.remove(&ticket)?;
         if let Some(record) = self.sources.get_mut(&waiting.source) {

@@ -107,7 +107,7 @@ pub struct AuditRecord {
     /// The principal that acted or that the event is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub principal: Option<String>,
-    /// The connection that caused it.
+    /// The connection that caused the event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<String>,
     /// A prefix of the session's id. The full id would let a reader of the log resume the session.

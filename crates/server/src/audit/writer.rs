@@ -69,7 +69,8 @@ pub(super) struct WriterQueue {
 }
 
 impl WriterQueue {
-    /// Queues a record without blocking. If the queue is full, the record is lost, and dropping `done` reports it.
+    /// Queues a record without blocking. If the queue is full or closed, the record is lost, and dropping `done`
+    /// reports it.
     pub(super) fn push(&self, mut record: AuditRecord, done: Option<oneshot::Sender<bool>>) {
         let bytes = record.truncate_texts();
         let mut queue = self.queue.lock();
@@ -210,7 +211,7 @@ struct LogFile {
 }
 
 impl AuditWriter {
-    /// Opens the log and finds the end of its chain. Also returns the processes whose exit it contains.
+    /// Opens the log and finds the end of its chain. Also returns the process exits near its end.
     pub(super) fn open(
         path: &Path,
         mode: AuditPolicy,
@@ -386,8 +387,9 @@ impl LogFile {
     }
 
     /// Finds the last valid line. The bytes after it are declared by the next line. If the file lacks the line `known`,
-    /// the chain continues from `known`. Returns the exits that the file contains, and whether it has the known line or
-    /// its successor: `None` if it has no valid line, or if `known` is `None`.
+    /// the chain continues from `known`. Reads only the last [`TAIL_BYTES`] of the file. Returns the exits in this
+    /// part, and whether the file has the known line or its successor: `None` if the part has no valid line, or if
+    /// `known` is `None`.
     fn recover(&mut self, known: Option<&AnchorMark>) -> io::Result<(Vec<RecordedExit>, Option<bool>)> {
         let size = self.file.metadata()?.len();
         let from = size.saturating_sub(TAIL_BYTES);

@@ -3,11 +3,12 @@
 //! ```text
 //!  scan ──▶ pending ──holder answers──▶ in the table
 //!              │
-//!              └──holder is dead──▶ its files: a record, output on disk, or a note why the session is gone
+//!              └──no live holder──▶ what is on disk: the record of a session without processes, the files of a dead
+//!                                   holder, the tombstone of an expired session, or nothing (the session is lost)
 //! ```
 //! One task per session waits for the holder without a deadline: a holder that is stopped or starved still has running
-//! children. Until the holder answers, the session is *pending*: the server knows it and refuses it with a retryable
-//! error. This module owns the table of pending sessions.
+//! children. Until the holder answers, the session is *pending*: the server knows the session, and answers requests for
+//! it with the retryable error `sessionAdopting`. This module owns the table of pending sessions.
 
 use std::{
     collections::BTreeMap,
@@ -82,7 +83,7 @@ impl PendingSessions {
     }
 }
 
-/// Marks a session as pending until it is dropped.
+/// A session is pending as long as its `Adoption` exists.
 struct Adoption {
     core: Weak<Core>,
     id: String,
@@ -104,7 +105,8 @@ impl Adoption {
                     Ok(()) => return,
                     // The holder may have archived the session and exited just now. Look again soon, and do not log.
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && pause == FIRST_RETRY_AFTER => {}
-                    // The holder is never killed. It is contacted again; if it never answers, its own clock ends it.
+                    // The holder is never killed; the server tries again. A holder that no server reaches ends by
+                    // itself when the session's time-to-live is over.
                     Err(error) => {
                         tracing::warn!(session = short_id(&self.id), %error, "handshake with the holder failed; trying again")
                     }
@@ -134,7 +136,7 @@ impl Adoption {
             match inspected.map_err(io::Error::other).flatten() {
                 Ok(found) => return found,
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => return None,
-                // A directory that is unreadable now says nothing about the holder.
+                // Try again: a directory that cannot be read at the moment does not show whether the holder lives.
                 Err(_) => {}
             }
         }
@@ -202,8 +204,9 @@ impl Core {
             let mut tick = tokio::time::interval(SWEEP_EVERY);
             tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
-                // Do not use the instant that `tick` returns: the time at which the tick was due. After a pause of this
-                // server it is long past, and a process that has just closed would seem to have closed long ago.
+                // Do not use the instant that `tick` returns, which is when the tick was due. If this server was
+                // stopped for a while, that is long past. `sweep` would store it as the time at which a process closed,
+                // and at the next tick the process would seem to have been closed for the whole pause.
                 tick.tick().await;
                 let Some(core) = core.upgrade() else { return };
                 let now = Instant::now();

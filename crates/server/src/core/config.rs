@@ -48,8 +48,8 @@ pub struct Config {
     /// Number of closed processes kept per session. Beyond it the oldest one whose output was taken is forgotten. A
     /// process with untaken output is never forgotten for this reason.
     pub closed_processes: usize,
-    /// How long a closed process stays readable. The time counts only while the session's client is attached and has all
-    /// output. After an interruption it begins again.
+    /// How long a closed process stays readable. The time counts only while the session's client is attached and has
+    /// all output. After an interruption it begins again.
     pub closed_kept: Duration,
     /// Called on the worker thread before each file operation. Lets the simulation run deterministically.
     pub before_file_work: Arc<dyn Fn() + Send + Sync>,

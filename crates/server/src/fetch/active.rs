@@ -77,7 +77,8 @@ impl Default for Fetches {
 }
 
 impl Fetches {
-    /// Registers a request. Fails if no slot is free, or if it is a stream and another stream has the same id.
+    /// Registers the request with the id `name`. Fails if the id is too long, if no slot is free, or if the request is
+    /// a stream and another stream has the same id.
     pub(crate) fn begin(
         self: &Arc<Self>,
         server: &Fetcher,

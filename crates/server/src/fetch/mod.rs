@@ -57,7 +57,7 @@ const IDLE_PER_HOST: usize = 4;
 /// as a silent target likes.
 const CONNECTING: Duration = Duration::from_secs(30);
 
-/// HTTP/2 flow-control windows: how much a peer may send before it is read, per stream and per connection.
+/// HTTP/2 flow-control windows: how much unread data a target may send, per stream and per connection.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 
@@ -150,7 +150,8 @@ pub(crate) struct Fetcher {
 struct HttpClients {
     anywhere: reqwest::Client,
     public: reqwest::Client,
-    /// The same two, for requests to a port that this server listens on. Their resolver refuses addresses of this host.
+    /// The same two, for requests with `avoids_own` to a port that this server listens on. Their resolver refuses
+    /// addresses of this host.
     anywhere_but_here: reqwest::Client,
     public_but_here: reqwest::Client,
 }

@@ -1,4 +1,5 @@
-//! Decides which addresses are public, and resolves names so that a restricted request never gets an address that is not.
+//! Decides which addresses are public, and resolves names so that a restricted request gets only public addresses.
+//! Also keeps requests of principals other than the owner away from this server's own listeners.
 //!
 //! The address that is checked is the address that is connected to. An address in the URL is checked as it is. A name
 //! is resolved only once, by the resolver of the `reqwest` client that connects. There is no second lookup that could

@@ -44,7 +44,7 @@ pub(crate) async fn initialize(connection: &mut Connection, params: Option<&RawV
             }
             // Succeeds: `establish` has decoded the same text.
             let params = message::params::<InitializeParams>(params).ok();
-            // A client of the reference, which sends neither, does not know `ttlMs`.
+            // A client of the reference does not know `ttlMs`. It sends neither `ttlMs` nor capabilities.
             let is_ttl_reported = params.is_some_and(|params| params.ttl_ms.is_some() || params.capabilities.is_some());
             result.ttl_ms = is_ttl_reported.then(|| {
                 session.ttl().map_or(Ttl::Unlimited, |ttl| Ttl::Ms(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)))
@@ -159,7 +159,7 @@ fn attachment(params: &InitializeParams, capabilities: &ClientCapabilities, max:
     Attachment { ttl, is_ttl_asked: params.ttl_ms.is_some(), rules }
 }
 
-/// Pings the attached connection. Returns true if it answers in time and is still attached.
+/// Pings the attached connection. Returns true if anything is received from it in time and it is still attached.
 async fn is_answering(session: &Session, peer: &Peer, within: Duration) -> bool {
     let asked = Instant::now();
     let deadline = asked + within;

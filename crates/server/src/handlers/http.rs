@@ -4,9 +4,9 @@
 //! response of the target ▶ one piece ▶ its window ▶ a slot in the connection's outgoing queue ▶ the next piece
 //! ```
 //!
-//! A streamed body is read no faster than the peer's socket accepts it and, if the peer acknowledges, no faster than the
-//! peer acknowledges it. Requests end with the connection, because they run in the connection's tasks. Of a target, the
-//! log and the audit log show only scheme, host and port.
+//! A streamed body is read no faster than the peer's socket accepts it and, if the peer acknowledges, no faster than
+//! the peer acknowledges it. Requests end with the connection, because they run in the connection's tasks. Of a target,
+//! the log and the audit log show only scheme, host and port.
 
 use std::{ffi::OsString, time::Duration};
 
@@ -139,7 +139,7 @@ fn parse_name(text: &str) -> Result<HeaderName, Failure> {
     Ok(name)
 }
 
-/// `http/request`: answered when the response is complete, or its head if the body is streamed.
+/// `http/request`: answered when the response is complete or, if the body is streamed, when its head has arrived.
 pub(crate) async fn request(context: RequestContext, mut request: OutboundRequest, reply: Reply) {
     let (active, fetch_request) = match begin(&context, &mut request) {
         Ok(begun) => begun,
@@ -176,7 +176,8 @@ pub(crate) async fn request(context: RequestContext, mut request: OutboundReques
     }
 }
 
-/// `http/cancel`: the pending request fails with the error `httpCancelled`.
+/// `http/cancel`: cancels the requests with this id. A request without an answer fails with `httpCancelled`; a body
+/// that is being streamed ends with the text of this error.
 pub(crate) async fn cancel(context: RequestContext, params: wire::CancelParams) -> Result<wire::CancelResult, Failure> {
     Ok(wire::CancelResult { cancelled: context.peer.fetches.cancel(&params.request_id) })
 }

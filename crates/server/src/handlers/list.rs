@@ -9,7 +9,8 @@ use exec_server_protocol::{base64, limits, process as wire, signal as names};
 use super::RequestContext;
 use crate::{error::Failure, process::Process, pump};
 
-/// An upper bound for the JSON values of one entry without its arguments. Also used for the rest of the answer, which has fewer.
+/// An upper bound for the JSON values of one entry without its arguments. Also used for the rest of the answer, which
+/// has fewer.
 const ENTRY_VALUES: usize = 32;
 
 /// Maximum text of one entry of `adopting`, in bytes. All sessions that are being adopted are on the first page.
@@ -18,7 +19,7 @@ const ADOPTING_BYTES: usize = 128;
 /// JSON values of one entry of `adopting`.
 const ADOPTING_VALUES: usize = 3;
 
-/// The sort key of a process: start time, process id, session id. The cursor is this as JSON in base64.
+/// The sort key of a process: start time, process id, session id. The cursor is this key as JSON in base64.
 type ListPosition = (u64, String, String);
 
 /// `process/list`: the processes of this session, or of all sessions of the principal.

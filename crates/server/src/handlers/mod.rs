@@ -1,5 +1,5 @@
-//! Implements the methods. A handler begins its effect before its first await, so that effects keep arrival order, and
-//! ends in exactly one answer.
+//! Implements the methods. The connection polls a handler once before it handles the next message. The handler begins
+//! its effect in this poll, or queues for it, so that effects keep arrival order. Each request gets exactly one answer.
 //!
 //! Handlers work with sessions and processes. They do not depend on framing, on sockets or on how events are pushed.
 
@@ -31,7 +31,8 @@ use crate::{
     session::{Session, SessionUse},
 };
 
-/// Everything that a handler can use. The request has passed the gates of its method family.
+/// Everything that a handler can use. The connection has checked that the handshake is done, if the method needs one,
+/// and that the principal has the method's scope.
 pub(crate) struct RequestContext {
     pub(crate) method: Method,
     pub(crate) core: Arc<Core>,

@@ -75,7 +75,7 @@ pub(crate) fn launch(context: &RequestContext, parts: StartParts) -> Result<Proc
     Ok(ProcessLaunch { meta, spec, confinement, peer: context.peer.label.clone() })
 }
 
-/// `process/start`. The id is reserved immediately; the answer is sent when the process runs or has failed to start.
+/// `process/start`: reserves the id, and answers when the process runs or has failed to start.
 pub(crate) async fn start(context: RequestContext, params: wire::StartParams, reply: Reply) {
     trace::record_process(params.process_id.as_str());
     // Wait for a pending start of the same id. Only its outcome decides whether the id is free.
@@ -185,7 +185,7 @@ pub(crate) async fn read(context: RequestContext, params: wire::ReadParams, repl
     }
 }
 
-/// `process/signal`: signals the process group. No effect on an unknown, starting or exited process.
+/// `process/signal`: signals the process group, after a pending start. No effect on an unknown or exited process.
 pub(crate) async fn signal(context: RequestContext, params: wire::SignalParams) -> Result<Empty, Failure> {
     let Some(signal) = names::number(&params.signal) else {
         // The text came from the peer and may be long.

@@ -64,7 +64,8 @@ fn enqueue(process: &Arc<Process>, data: Bytes, key: Option<[u8; 16]>, reply: Re
     if !reply.dialect.takes_stdin(&process.meta) {
         return reply.write(process.id(), wire::WriteStatus::StdinClosed, false);
     }
-    // Without a key there is nothing to compare. A CRC is enough: a client that creates a collision harms only itself.
+    // The digest shows whether a repeated write id comes with the same data. A write without an id needs none. A CRC is
+    // enough: a client that creates a collision harms only itself.
     let digest = key.map_or(0, |_| crc32fast::hash(&data));
     process.enqueue_stdin(StdinOperation::Write { key, digest, data, done: 0, is_cut: false, reply });
 }

@@ -22,7 +22,7 @@ use crate::{
 /// A pending start fails in its sixth sweep, 5 to 6 s after it was sent: there is one sweep per second.
 const START_SWEEPS: u32 = 6;
 
-/// The least time that this takes. Used in the error text.
+/// The least time in which `START_SWEEPS` sweeps happen. Used in the error text.
 const START_WITHIN: Duration = Duration::from_secs(5);
 
 impl HolderLink {
@@ -107,8 +107,8 @@ impl HolderLink {
         }
     }
 
-    /// Marks a pending start as withdrawn. The holder may still start the process, so the name becomes free when the
-    /// holder reports a failure or the process was killed.
+    /// Marks a pending start as withdrawn. The holder may still start the process, so the name stays reserved until the
+    /// holder reports whether it did.
     fn withdraw(&self, req: u32) -> Option<(ProcessMeta, StartGate, Reply)> {
         let mut waiters = self.waiters.lock();
         let ReplyWaiter::Start { meta, gate, reply, confined, .. } = waiters.waiting.get_mut(&req)? else {

@@ -121,8 +121,8 @@ impl ProcessLog {
         self.chain.first().map_or_else(|| self.status().next_seq, |(seq, _)| seq)
     }
 
-    /// Returns true if there are already events from `seen_next_seq` on. Otherwise the next event wakes the readers,
-    /// unless the process is lost or forgotten.
+    /// Returns true if there are already events from `seen_next_seq` on. Otherwise the next event wakes the readers.
+    /// For a process that is lost, forgotten or known only from files, no event comes, and the result is false.
     pub(crate) fn arm(&self, seen_next_seq: u64) -> bool {
         match &self.source {
             StatusSource::Shared(control) => {

@@ -26,8 +26,8 @@ pub(super) struct StdinQueue {
 
 /// A queued operation on a process's stdin.
 ///
-/// In a write, `key` is the hash of the write id, and `digest` the CRC of the data. `done` bytes have been written.
-/// `is_cut`: the terminal cut a line that was too long.
+/// In a write, `key` is the hash of the write id, if the client sent one, and `digest` is then the CRC of the data.
+/// `done` bytes have been written. `is_cut`: the terminal cut a line that was too long.
 pub(crate) enum StdinOperation {
     Write { key: Option<[u8; 16]>, digest: u32, data: Bytes, done: usize, is_cut: bool, reply: Reply },
     Close { reply: Reply },
@@ -124,8 +124,8 @@ impl Process {
                     self.metrics.stdin_bytes.add(done.saturating_sub(*so_far) as u64);
                     *so_far = done;
                 }
-                // Happens only right after an adoption: the holder is still writing a part that the previous server
-                // sent. Send ours again.
+                // The holder is still writing another part. Not expected: this server sends one part at a time, and the
+                // holder itself queues it behind a part of the previous server. Send the part again.
                 WriteStatus::Busy => return self.send_next_stdin(stdin),
                 // The holder took no more, so no further part is sent.
                 WriteStatus::StdinClosed | WriteStatus::UnknownProcess | WriteStatus::Mismatch => *so_far = data.len(),

@@ -13,10 +13,10 @@ use super::{HolderSide, Process, ProcessInit, log::StatusSource};
 use crate::holder_link::HolderLink;
 
 impl Process {
-    /// Creates a process from the files of a holder that died or that archived its session. Readers get what is on disk,
-    /// then a gap for what is known to be missing, if any. If the holder did not record the end, it is added: its cause is
-    /// `lost`, unless the exit status is known. The gap does not count output that was appended after the holder last wrote
-    /// the manifest and that never reached the disk.
+    /// Creates a process from the files of a holder that died or that archived its session. Readers get what is on
+    /// disk, then a gap for what is known to be missing, if any. If the holder did not record the end, a synthetic end
+    /// is added, with the cause `lost` unless the exit status is known. The gap does not count output that was appended
+    /// after the holder last wrote the manifest and that never reached the disk.
     pub(crate) fn from_dead_holder(
         init: ProcessInit,
         link: Arc<HolderLink>,
@@ -54,8 +54,8 @@ impl Process {
     }
 
     /// Connects a process of an archived session to the session's new holder, which has read the manifest and maintains
-    /// the log files from now on. `reported` is the same process as the holder read it. If a segment was taken after the
-    /// server wrote that manifest, `reported` still lists the segment: ask the new holder to release it.
+    /// the log files from now on. `reported` is the same process as the holder read it. If a segment was taken after
+    /// the server wrote that manifest, `reported` still lists the segment: ask the new holder to release it.
     pub(crate) fn rejoin(&self, link: Arc<HolderLink>, reported: &Self) {
         let ours: Vec<u64> = self.log().chain.segments().map(|segment| segment.id).collect();
         let theirs: Vec<u64> = reported.log().chain.segments().map(|segment| segment.id).collect();

@@ -105,8 +105,8 @@ impl StartGate {
 
     /// Returns when the start is decided or withdrawn. Waiters continue in arrival order.
     pub(super) async fn decided(&self) {
-        // Exempt from Tokio's coop budget: a waiter whose poll the budget defers would continue after later ones.
-        // Always an error: the semaphore never has a permit, so `acquire` returns only when it is closed.
+        // Exempt from Tokio's coop budget: a waiter whose poll the budget defers would continue after later ones. The
+        // result is always an error: the semaphore never has a permit, so `acquire` returns only when it is closed.
         drop(unconstrained(self.0.barrier.acquire()).await);
     }
 }

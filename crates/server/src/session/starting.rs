@@ -1,12 +1,12 @@
 //! The path of a start from its reserved name to the holder.
 //!
 //! ```text
-//!  name reserved ──▶ waits for a permit ──▶ admitted ──▶ sandbox, record, holder ──▶ the holder's answer
+//!  name reserved ──▶ waits for a permit ──▶ admitted ──▶ sandbox, audit, holder ──▶ the holder's answer
 //!                    └── the connection's ──┘            └──────── the core's ────────┘
 //! ```
 //! A queued start belongs to its connection and is cancelled with it: nothing starts for a peer that has disconnected
 //! or lost its permission. Once admitted, the start belongs to the core and survives a disconnect. Failure path: if the
-//! start ends before the holder has it, its name becomes free and requests that wait for it continue.
+//! start fails before the holder has it, its process id becomes free, and the requests that wait for this start continue.
 
 use std::{future::poll_fn, sync::Arc, task::Poll};
 

@@ -12,8 +12,8 @@
 //! DIR/sessions/ID/secret       secret that the session's holder expects in the first message
 //! DIR/sessions/ID/cgroup       names the session's control group
 //! DIR/sessions/ID/{sock, *.seg, expired}   created by the holder
-//! DIR/sessions/ID/{processes, archived}    process list and clock for a session without a holder; the server
-//!                              updates them
+//! DIR/sessions/ID/{processes, archived}    process list and lease clock; written by the holder, updated by the
+//!                              server once there is no holder
 //! ```
 //!
 //! Does not depend on the wire protocol, and reads neither the environment nor arguments: the caller passes all paths.

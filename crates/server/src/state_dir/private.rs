@@ -1,4 +1,5 @@
-//! Checks files with secrets or access rules: that no other user can read or change them, and whether they have changed.
+//! Checks files with secrets or access rules: that no other user can read or change them, and whether they have
+//! changed.
 
 use std::{
     fs::{self, File, Metadata},

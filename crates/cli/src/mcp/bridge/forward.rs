@@ -230,7 +230,7 @@ impl BridgeState {
         match (self, ended) {
             (Self::Running | Self::Closing { .. }, Ok(exit)) => Ok(BridgeOutcome::Ended(exit)),
             (Self::Terminating { reason, .. }, Ok(_)) => Ok(BridgeOutcome::Stopped(reason)),
-            // A write was refused because the session is lost.
+            // The server was lost while it ran, or a write was refused because the session is lost.
             (
                 Self::Running
                 | Self::Closing { reason: EndReason::Refused(_), .. }

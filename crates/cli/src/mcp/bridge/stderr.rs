@@ -12,7 +12,7 @@ use tokio::{
     time,
 };
 
-/// Capacity of the queue. Each piece is one write of the server, at most tens of KiB.
+/// Capacity of the queue. Each piece is one output event, at most 64 KiB.
 const WAITING: usize = 64;
 
 /// How long a full queue holds the server back.

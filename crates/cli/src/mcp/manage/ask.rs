@@ -52,7 +52,7 @@ impl<L: AsyncBufRead + Unpin> TerminalPrompt<L> {
         Some(content.into())
     }
 
-    /// Asks whether the user accepts to open a page. We do not open it ourselves.
+    /// Asks whether the user agrees to open a page. We do not open it ourselves.
     pub(super) async fn url(&mut self, server: &str, message: &str, url: &str) -> bool {
         self.head(server, message);
         self.show(&format!("  open this page: {}\n", shown(url)));

@@ -13,7 +13,7 @@ use crate::{
     ids, print, printable,
 };
 
-/// Width of the last column if the width of the terminal is unknown, and the maximum length of an item's description.
+/// Maximum width of the last column, on a terminal of any width, and maximum length of an item's description.
 const LAST_MAX: usize = 200;
 
 /// Formats a table of texts from a configuration or a server. The last column is cut so that a line fits into `width` cells.

@@ -1,4 +1,5 @@
-//! `edit_file`: replaces a text in a file. Refuses a text that is not unique, and does not overwrite the change of a concurrent writer.
+//! `edit_file`: replaces a text in a file. Refuses a text that occurs several times unless `replace_all` is set. Does
+//! not overwrite the change of a concurrent writer if the executor sends etags.
 //!
 //! ```text
 //!  read (with its etag) ──▶ find ──▶ write, if the file still has that etag ──changed──▶ read again, a few times
@@ -20,7 +21,7 @@ use crate::serve::limits;
 /// How many times an edit is attempted. An attempt fails if another writer changes the file between our read and our write.
 const ATTEMPTS: usize = 5;
 
-/// A similar text is searched only if neither the file nor `old` is larger than this, in bytes.
+/// The tool looks for a similar text only if neither the file nor `old` is larger than this, in bytes.
 const SIMILAR_BYTES: usize = 1 << 20;
 
 /// How many line numbers the error lists if the text occurs several times.
@@ -195,7 +196,7 @@ fn not_found_text(bytes: &[u8], old: &str, path: &Path) -> String {
     }
 }
 
-/// The line where the same words occur with different whitespace. Not searched in large files.
+/// The line where the same words occur with different whitespace. `None` for large files.
 fn similar_line(bytes: &[u8], old: &str) -> Option<u64> {
     if bytes.len() > SIMILAR_BYTES || old.len() > SIMILAR_BYTES {
         return None;

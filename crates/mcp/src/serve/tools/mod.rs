@@ -40,7 +40,7 @@ const CHANGE_WITHIN: Duration = Duration::from_secs(60);
 /// How long a cancelled change may take to complete. Shorter than the time that calls have when the server shuts down.
 const SETTLE_WITHIN: Duration = Duration::from_secs(2);
 
-/// How many bytes of a command texts and lists show.
+/// How many bytes of a command are shown in texts and lists.
 const SHOWN_COMMAND_BYTES: usize = 200;
 
 /// The advice for a path that the sandbox denies.
@@ -153,7 +153,7 @@ impl From<fs::FileError> for ToolFailure {
             fs::FileErrorKind::NotFound => "; check the path with list_directory or search_files",
             fs::FileErrorKind::SandboxDenied => OUTSIDE_ROOT,
             fs::FileErrorKind::IsADirectory => "; it is a directory: use list_directory",
-            // Also the error of an operation that changes nothing.
+            // An operation that changes nothing can fail with this error too.
             fs::FileErrorKind::Disconnected => "; if this was a change, check it before you try again",
             _ => "",
         };

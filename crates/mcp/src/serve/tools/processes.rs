@@ -193,12 +193,13 @@ pub(super) async fn read(call: &CallContext<'_>, arguments: ReadOutputArguments)
     Ok(ToolReply::new(answer.text(&arguments.process_id), &answer))
 }
 
-/// How many bytes were lost after `position`, from the count in the executor's answer.
+/// How many bytes were lost after `position`. `counted` is the number in the executor's answer.
 ///
-/// If the executor knew the offset `position` when the read arrived, it counts the gap from there. Otherwise it counts from the beginning
-/// of the output. The answer does not say which. A count from the beginning includes the bytes before `position`, so a count below
-/// `position` starts at `position`. A count of at least `position` is taken to be from the beginning: once output at `position` is lost,
-/// the executor usually no longer knows the offset.
+/// The executor counts from `position` if it still knows the byte offset of the last event that was read. Otherwise it
+/// counts from the beginning of the output, so that the number includes the bytes before `position`. The answer does
+/// not say which. A number below `position` cannot include those bytes, so it was counted from `position`. A larger or
+/// equal number is taken to be counted from the beginning: once output at `position` is lost, the executor usually no
+/// longer knows that offset.
 fn lost_after(position: u64, counted: u64) -> u64 {
     counted.checked_sub(position).unwrap_or(counted)
 }

@@ -192,7 +192,7 @@ async fn attempt_search(
             }
             let path = executor.show(&line.path);
             let shown = lossy(&line.text);
-            // As `grep` marks them.
+            // `grep` marks lines in the same way.
             let mark = if line.is_context { '-' } else { ':' };
             let cut = if line.cut.is_some() { " […]" } else { "" };
             text.push_str(&format!("{path}{mark}{}{mark} {shown}{cut}\n", line.line));

@@ -90,8 +90,8 @@ async fn read_block(
     block
 }
 
-/// `fs/close`: closes a file. A draft is removed with all that was written, unless it is kept. A search or watch is
-/// cancelled.
+/// `fs/close`: closes a file. A draft is removed with all that was written, unless it was created with `keep` and
+/// `discard` is false. A search or watch is cancelled.
 pub(crate) async fn close(context: RequestContext, params: wire::CloseParams) -> Result<Empty, Failure> {
     context.peer.file_tasks.close(&params.handle_id);
     let closed = context.session.files.close(&params.handle_id);
