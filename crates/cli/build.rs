@@ -8,8 +8,7 @@
     reason = "a build script gets its input in variables, and starts `getconf` without a holder"
 )]
 
-use std::env;
-use std::process::Command;
+use std::{env, process::Command};
 
 /// The first glibc that supports packed relocations.
 const FIRST_WITH_PACKED: (u32, u32) = (2, 36);

@@ -9,9 +9,11 @@ use std::collections::BTreeMap;
 
 use exec_server_log::Segment;
 
-use crate::context::SessionContext;
-use crate::control::FromHolder;
-use crate::process::{self, Process};
+use crate::{
+    context::SessionContext,
+    control::FromHolder,
+    process::{self, Process},
+};
 
 /// How long the controller may stop reading. Children are not read during this time.
 const STALL_NS: u64 = 10_000_000_000;

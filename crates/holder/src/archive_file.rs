@@ -7,11 +7,9 @@
 //! reboot. The processes themselves are in the manifest ([`manifest`](crate::manifest)). Used by the holder and
 //! the server.
 
-use std::io;
-use std::os::fd::AsFd;
+use std::{io, os::fd::AsFd};
 
-use crate::control::TTL_NONE;
-use crate::session_file;
+use crate::{control::TTL_NONE, session_file};
 
 /// Name of the file in the session's directory.
 pub const ARCHIVE_NAME: &str = "archived";

@@ -27,11 +27,13 @@
 
 use exec_server_session::LeaseState;
 
-use crate::ChildSpawner;
-use crate::control::{FromHolder, TTL_NONE};
-use crate::holder::Holder;
-use crate::process::{Process, ProcessPhase};
-use crate::reap;
+use crate::{
+    ChildSpawner,
+    control::{FromHolder, TTL_NONE},
+    holder::Holder,
+    process::{Process, ProcessPhase},
+    reap,
+};
 
 /// Progress of the archive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

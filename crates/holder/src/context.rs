@@ -3,21 +3,24 @@
 //!
 //! Also contains the small operations that need two of these parts. Does not depend on `Process`.
 
-use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::sync::Arc;
+use std::{
+    io,
+    os::fd::{AsRawFd as _, OwnedFd},
+    sync::Arc,
+};
 
 use exec_server_log::{ControlBlock, Segment, SegmentPool};
-use rustix::event::EventfdFlags;
-use rustix::process::Resource;
+use rustix::{event::EventfdFlags, process::Resource};
 
-use crate::HolderConfig;
-use crate::cgroup::{ProcessCgroup, ProcessCgroups};
-use crate::control::{CommandStatus, FromHolder};
-use crate::controller::{Controller, SendOutcome};
-use crate::lent_segments::LentSegments;
-use crate::poller::Poller;
-use crate::spill::Spill;
+use crate::{
+    HolderConfig,
+    cgroup::{ProcessCgroup, ProcessCgroups},
+    control::{CommandStatus, FromHolder},
+    controller::{Controller, SendOutcome},
+    lent_segments::LentSegments,
+    poller::Poller,
+    spill::Spill,
+};
 
 /// How long free segments are kept for reuse after the last one was returned.
 const TRIM_NS: u64 = 2_000_000_000;

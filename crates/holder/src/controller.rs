@@ -11,13 +11,17 @@
 //! - A shortage of fds or memory does not close the link, because the server treats the end of its link as the death of
 //!   the holder. A send, receive or epoll call that failed is retried after a delay.
 
-use std::collections::VecDeque;
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::{
+    collections::VecDeque,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+};
 
-use crate::control::{self, Datagram, FromHolder};
-use crate::poller::{EventFlags, PollInterest, Poller};
+use crate::{
+    control::{self, Datagram, FromHolder},
+    poller::{EventFlags, PollInterest, Poller},
+};
 
 /// Maximum number of queued messages. At this bound, the holder stops everything that produces messages. Each message
 /// is small (a few hundred bytes) and may keep an fd open. A single turn can exceed the bound by a few messages at

@@ -7,21 +7,27 @@
 //! - A foreign uid, a wrong secret, a first message other than `Hello`, or no message until the deadline: the
 //!   connection is closed. Nothing else happens.
 //! - No fd is free: the listener pauses briefly, so that the holder does not spin.
-//! - The secret in the directory is not this holder's: `ControllerListener::open` fails. The session has another
-//!   holder, or wants none.
+//! - The secret in the directory is not this holder's: `ControllerListener::open` fails. The server could not use this
+//!   holder, and has removed or replaced the secret.
 
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+};
 
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::{
+    fs::{AtFlags, FlockOperation, Mode, OFlags},
+    io::Errno,
+    net::{AddressFamily, SocketFlags, SocketType},
+};
 
-use crate::control::{self, ToHolder};
-use crate::poller::{EventFlags, PollInterest, Poller};
-use crate::spawner::{self, SECRET_NAME, SOCKET_NAME};
+use crate::{
+    control::{self, ToHolder},
+    poller::{EventFlags, PollInterest, Poller},
+    spawner::{self, SECRET_NAME, SOCKET_NAME},
+};
 
-/// Maximum number of connections without a `Hello`. One more closes the oldest.
+/// Maximum number of connections without a `Hello`. A further connection closes the oldest.
 const PENDING_MAX: usize = 8;
 
 /// How long a connection may wait before its `Hello`: far longer than a server needs to connect under load.

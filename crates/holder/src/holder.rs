@@ -5,28 +5,33 @@
 //! [`dispatch`](crate::dispatch), the life of one process in [`process`](crate::process). The caller passes the current
 //! time; this module reads no clock.
 
-use std::collections::BTreeMap;
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::Duration,
+};
 
 use exec_server_log::LogWriter;
 use exec_server_process::IgnoredSignals;
 use exec_server_session::{Lease, LeaseState, Ttl};
 
-use crate::adoption::Adoption;
-use crate::archive_file::LeaseClock;
-use crate::archiving::ArchiveProgress;
-use crate::context::SessionContext;
-use crate::control::{ARCHIVES, CommandStatus, FromHolder, OLDEST_VERSION, TTL_NONE, VERSION};
-use crate::controller_listener::{AuthenticatedConnection, ControllerListener};
-use crate::manifest::{self, ManifestEntry};
-use crate::poller::{EventFlags, PollInterest, Poller, ReadyEvent};
-use crate::process::{Process, ProcessFd, ProcessPhase};
-use crate::reap::{self, DeadChild};
-use crate::session_end::{EndReason, SessionEnd};
-use crate::spawn_batch::PendingStart;
-use crate::{ChildRestrictions, ChildSpawner, HolderConfig, HolderLimits, process_end};
+use crate::{
+    ChildRestrictions, ChildSpawner, HolderConfig, HolderLimits,
+    adoption::Adoption,
+    archive_file::LeaseClock,
+    archiving::ArchiveProgress,
+    context::SessionContext,
+    control::{ARCHIVES, CommandStatus, FromHolder, OLDEST_VERSION, TTL_NONE, VERSION},
+    controller_listener::{AuthenticatedConnection, ControllerListener},
+    manifest::{self, ManifestEntry},
+    poller::{EventFlags, PollInterest, Poller, ReadyEvent},
+    process::{Process, ProcessFd, ProcessPhase},
+    process_end,
+    reap::{self, DeadChild},
+    session_end::{EndReason, SessionEnd},
+    spawn_batch::PendingStart,
+};
 
 /// Maximum number of commands per turn, so that a flood of commands does not starve the children.
 const COMMANDS_MAX: usize = 64;

@@ -15,11 +15,13 @@ use exec_server_process::CloseStdinOutcome;
 use exec_server_session::{StdinLedger, WriteBegin};
 use rustix::io::Errno;
 
-use crate::context::SessionContext;
-use crate::control::{CommandStatus, FromHolder, WriteStatus};
-use crate::poller::PollInterest;
-use crate::process::{Process, ProcessPhase};
-use crate::unfinished_line::UnfinishedLine;
+use crate::{
+    context::SessionContext,
+    control::{CommandStatus, FromHolder, WriteStatus},
+    poller::PollInterest,
+    process::{Process, ProcessPhase},
+    unfinished_line::UnfinishedLine,
+};
 
 #[derive(Default)]
 pub(crate) struct ChildStdin {

@@ -7,8 +7,10 @@
 //! lower bounds. The holder removes the manifest with the last segment file, unless the session is archived. Used by
 //! the holder and the server.
 
-use std::io::{self, Read as _};
-use std::os::fd::AsFd;
+use std::{
+    io::{self, Read as _},
+    os::fd::AsFd,
+};
 
 use exec_server_log::{Exit, LogStatus};
 

@@ -24,13 +24,17 @@
 //! - Any other read error ends its stream.
 
 use exec_server_log::{BlockReason, ReleasedSegment};
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::io::Errno;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    io::Errno,
+};
 
-use crate::context::SessionContext;
-use crate::control::{FromHolder, OverflowPolicy};
-use crate::poller::EventFlags;
-use crate::process::{Process, ProcessPhase, stream_fd};
+use crate::{
+    context::SessionContext,
+    control::{FromHolder, OverflowPolicy},
+    poller::EventFlags,
+    process::{Process, ProcessPhase, stream_fd},
+};
 
 /// Bytes per read of a terminal. A terminal holds no more.
 const TERMINAL_BYTES: usize = 4096;

@@ -2,10 +2,12 @@
 //!
 //! Level-triggered: an event that one turn does not handle is reported again in the next.
 
-use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::{
+    io,
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::Duration,
+};
 
 use rustix::event::{Timespec, epoll};
 

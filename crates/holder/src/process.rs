@@ -10,22 +10,26 @@
 //!   Running ── leader dead ──▶ Draining ── tail read, reaped ──▶ Exited ── all streams ended ──▶ Closed
 //! ```
 
-use std::ffi::CString;
-use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::{
+    ffi::CString,
+    io,
+    os::fd::{BorrowedFd, OwnedFd},
+    sync::Arc,
+};
 
 use exec_server_log::{BlockReason, ExitCause, LogWriter, OutputStream, SEGMENT_BYTES, Segment, SegmentInfo};
 use exec_server_process::{Child, Spawn, SpawnError, SpawnStage, StdinMode, StdioMode};
 
-use crate::ChildRestrictions;
-use crate::cgroup::ProcessCgroup;
-use crate::context::SessionContext;
-use crate::control::{AnnouncedSegment, FromHolder, OverflowPolicy, ProcessInfo, StartSpec, StartStage};
-use crate::input::ChildStdin;
-use crate::manifest::ManifestEntry;
-use crate::poller::{EventFlags, PollInterest};
-use crate::spawn_batch::PreparedStart;
+use crate::{
+    ChildRestrictions,
+    cgroup::ProcessCgroup,
+    context::SessionContext,
+    control::{AnnouncedSegment, FromHolder, OverflowPolicy, ProcessInfo, StartSpec, StartStage},
+    input::ChildStdin,
+    manifest::ManifestEntry,
+    poller::{EventFlags, PollInterest},
+    spawn_batch::PreparedStart,
+};
 
 /// The fd of a process that an epoll token stands for. A token is `slot << 8 | source`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,13 +16,15 @@ use exec_server_log::{BlockReason, Exit, ExitCause, LimitsHit, OutputStream};
 use exec_server_process::{Child, ChildExit};
 use rustix::io::Errno;
 
-use crate::cgroup::ProcessCgroup;
-use crate::context::SessionContext;
-use crate::control::CommandStatus;
-use crate::denial;
-use crate::poller::EventFlags;
-use crate::process::{Process, ProcessFd, ProcessPhase, stream_fd};
-use crate::stream_holders;
+use crate::{
+    cgroup::ProcessCgroup,
+    context::SessionContext,
+    control::CommandStatus,
+    denial,
+    poller::EventFlags,
+    process::{Process, ProcessFd, ProcessPhase, stream_fd},
+    stream_holders,
+};
 
 /// Upper bound for the output read from a terminal after the leader's death: more than a terminal can hold (64 KiB each
 /// way). Reading stops earlier, when the terminal is empty. A bound is needed because the kernel does not report how

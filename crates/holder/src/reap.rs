@@ -4,12 +4,16 @@
 //! Use this only in a process that serves solely as a holder (or spawner): elsewhere it would reap and kill children of
 //! other code.
 
-use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::{
+    io,
+    mem::MaybeUninit,
+    os::fd::{FromRawFd, OwnedFd},
+};
 
-use rustix::io::Errno;
-use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions, getpid};
+use rustix::{
+    io::Errno,
+    process::{Pid, WaitId, WaitIdOptions, WaitOptions, getpid},
+};
 
 /// Blocks SIGCHLD and returns a signalfd that is readable while SIGCHLD is pending.
 pub(crate) fn child_signals() -> io::Result<OwnedFd> {

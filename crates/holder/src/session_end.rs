@@ -6,22 +6,25 @@
 //! Failure paths: a process that does not die (uninterruptible sleep) keeps the holder alive, which repeats the kill at
 //! growing intervals. A file that cannot be removed stays, and the server removes the directory later.
 
-use std::collections::BTreeMap;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+};
 
 use exec_server_process::Child;
-use rustix::fs::AtFlags;
-use rustix::time::ClockId;
+use rustix::{fs::AtFlags, time::ClockId};
 
-use crate::archive_file::ARCHIVE_NAME;
-use crate::manifest::MANIFEST_NAME;
-use crate::process::{Process, ProcessPhase};
-use crate::reap;
-use crate::spawner::SOCKET_NAME;
-use crate::tombstone::{ExpiredProcess, Tombstone};
+use crate::{
+    archive_file::ARCHIVE_NAME,
+    manifest::MANIFEST_NAME,
+    process::{Process, ProcessPhase},
+    reap,
+    spawner::SOCKET_NAME,
+    tombstone::{ExpiredProcess, Tombstone},
+};
 
-/// The pause between two checks whether all processes are dead begins at twice this, and doubles with each check.
+/// The pause between two checks whether all processes are dead begins at twice this value, and doubles with each check.
 const PAUSE_BASE_NS: u64 = 1_000_000;
 
 /// Longest pause between two checks.

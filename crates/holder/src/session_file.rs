@@ -1,8 +1,10 @@
 //! Reads and replaces the small files of a session's directory: the manifest, the lease clock and the tombstone.
 
-use std::fs::File;
-use std::io::{self, Write as _};
-use std::os::fd::AsFd;
+use std::{
+    fs::File,
+    io::{self, Write as _},
+    os::fd::AsFd,
+};
 
 use exec_server_log::failpoint;
 use rustix::fs::{AtFlags, Mode, OFlags};

@@ -21,18 +21,20 @@ mod holder_request;
 mod strays;
 mod view;
 
-use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    io,
+    mem::MaybeUninit,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
-use rustix::event::{PollFd, PollFlags};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::{
+    event::{PollFd, PollFlags},
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
+};
 
-use self::directory_guard::DirectoryGuard;
-use self::strays::StrayKiller;
-use crate::control;
-use crate::{Holder, HolderConfig, OsSpawner, inherited, reap, run, title};
+use self::{directory_guard::DirectoryGuard, strays::StrayKiller};
+use crate::{Holder, HolderConfig, OsSpawner, control, inherited, reap, run, title};
 
 pub use exec::{ARGUMENT, ExecError, exec_spawner, exec_spawner_for, serve_stdin};
 

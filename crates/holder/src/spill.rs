@@ -23,19 +23,26 @@
 //! Bounds: one segment write with its 1 MiB buffer; three manifests (the one that the write needs, an earlier and a
 //! later one); removals are bounded by the number of files, that is, by the quota.
 
-use std::collections::{BTreeSet, VecDeque};
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::{
+    collections::{BTreeSet, VecDeque},
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+    thread::JoinHandle,
+};
 
 use exec_server_log::{SEGMENT_BYTES, Segment, disk_name, failpoint};
 use parking_lot::{Condvar, Mutex};
-use rustix::event::EventfdFlags;
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::{
+    event::EventfdFlags,
+    fs::{AtFlags, Mode, OFlags},
+};
 
-use crate::archive_file::{self, LeaseClock};
-use crate::{HolderLimits, manifest};
+use crate::{
+    HolderLimits,
+    archive_file::{self, LeaseClock},
+    manifest,
+};
 
 /// How long writes pause after one has failed.
 const RETRY_NS: u64 = 1_000_000_000;

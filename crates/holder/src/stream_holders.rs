@@ -9,9 +9,11 @@
 //! Failure path: a process whose fds cannot be read (another user's) is not killed. It ends with the session or not at
 //! all.
 
-use std::fs;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::path::PathBuf;
+use std::{
+    fs,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    path::PathBuf,
+};
 
 use exec_server_process::{TreeMember, descendants_of};
 use rustix::process::{PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};

@@ -3,11 +3,9 @@
 //! Format: the first line is a Unix time in seconds. One line per process follows: pid, `running` or `closed`, and the
 //! opaque record of its start in hexadecimal. Used by the holder and the server.
 
-use std::io;
-use std::os::fd::AsFd;
+use std::{io, os::fd::AsFd};
 
-use crate::session_file;
-use crate::spawner::TOMBSTONE_NAME;
+use crate::{session_file, spawner::TOMBSTONE_NAME};
 
 /// The record of an expired session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

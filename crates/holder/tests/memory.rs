@@ -6,11 +6,15 @@
 
 mod common;
 
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 
-use exec_server_holder::ChildSpawner;
-use exec_server_holder::control::{self, FromHolder};
+use exec_server_holder::{
+    ChildSpawner,
+    control::{self, FromHolder},
+};
 use exec_server_log::{BlockReason, ControlBlock, LogStatus, SEGMENT_BYTES};
 use exec_server_process::{Child, ScriptDriver, Spawn, SpawnError};
 use rustix::mm::{MprotectFlags, mprotect};

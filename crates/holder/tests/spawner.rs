@@ -4,17 +4,23 @@
 #![allow(clippy::disallowed_methods, reason = "the test waits with a deadline of its own")]
 #![allow(clippy::print_stdout, reason = "a test without a harness reports by itself")]
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+    time::{Duration, Instant},
+};
 
-use exec_server_holder::control::{self, CommandStatus, FromHolder, StartSpec, ToHolder};
-use exec_server_holder::spawner::{self, ExecError, SpawnerHandle, exec_spawner, fork_spawner};
-use exec_server_holder::{HolderConfig, HolderLimits, TerminalSize};
+use exec_server_holder::{
+    HolderConfig, HolderLimits, TerminalSize,
+    control::{self, CommandStatus, FromHolder, StartSpec, ToHolder},
+    spawner::{self, ExecError, SpawnerHandle, exec_spawner, fork_spawner},
+};
 use exec_server_log::{BlockReason, ControlBlock};
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::{Mode, OFlags};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    fs::{Mode, OFlags},
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+};
 
 const SECRET: [u8; 32] = [3; 32];
 

@@ -6,15 +6,21 @@
 
 mod common;
 
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::{
+    os::fd::{AsRawFd, OwnedFd},
+    time::{Duration, Instant},
+};
 
-use exec_server_holder::control::{self, FromHolder, ToHolder};
-use exec_server_holder::{Holder, OsSpawner, TurnResult};
+use exec_server_holder::{
+    Holder, OsSpawner, TurnResult,
+    control::{self, FromHolder, ToHolder},
+};
 use exec_server_log::{ControlBlock, LogStatus};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    pipe::{PipeFlags, pipe_with},
+    process::{Pid, Signal, WaitOptions, kill_process, waitpid},
+};
 
 const MS: u64 = 1_000_000;
 

@@ -9,6 +9,6 @@ mod lease;
 mod ledger;
 mod retention;
 
-pub use lease::{AttachError, AttachMode, Lease, LeaseState, Ttl};
+pub use lease::{Lease, LeaseState, Ttl};
 pub use ledger::{LEDGER_KEYS_MAX, StdinLedger, UnknownWrite, WriteBegin, WriteProgress};
 pub use retention::{FollowerId, FollowerKind, LogPosition, Retention};

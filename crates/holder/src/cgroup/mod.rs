@@ -17,10 +17,11 @@
 mod process_cgroups;
 mod root;
 
-use std::fs;
-use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::{
+    fs, io,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
 
 use rustix::fs::{Mode, OFlags};
 

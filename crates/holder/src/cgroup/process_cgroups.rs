@@ -4,10 +4,12 @@
 //! a start need not create a directory. The kernel's counters of a reused group are not reset; the group remembers
 //! their last values instead.
 
-use std::cell::Cell;
-use std::fs::{self, File};
-use std::io;
-use std::path::{Path, PathBuf};
+use std::{
+    cell::Cell,
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
 
 use exec_server_log::LimitsHit;
 use exec_server_process::Spawn;

@@ -4,9 +4,10 @@
 //! group that contains foreign processes: our own processes are moved to another group only if they are alone in
 //! theirs.
 
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use rustix::io::Errno;
 

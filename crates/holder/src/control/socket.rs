@@ -2,19 +2,25 @@
 //!
 //! Handles the memfd of a large message, and does not interpret the messages. All calls are non-blocking.
 
-use std::cell::RefCell;
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
-use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::net::{
-    self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+use std::{
+    cell::RefCell,
+    io::{self, IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
-use super::codec::{Field, HEADER, LARGE, write_header};
-use super::{DecodeError, FDS_MAX, FromHolder, LARGE_MAX, MESSAGE_MAX, ToHolder};
+use rustix::{
+    fs::{MemfdFlags, SealFlags},
+    net::{
+        self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags,
+    },
+};
+
+use super::{
+    DecodeError, FDS_MAX, FromHolder, LARGE_MAX, MESSAGE_MAX, ToHolder,
+    codec::{Field, HEADER, LARGE, write_header},
+};
 
 /// Number of bytes of the buffer that are used for a receive: above [`MESSAGE_MAX`], so that a longer datagram is
 /// reported as truncated.

@@ -7,17 +7,19 @@
 //! Failure paths: a directory that another server has locked, or that is gone, is left alone. If the spawner is killed
 //! together with its server, the directory stays.
 
-use std::fs::File;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    time::Duration,
+};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    fs::{FlockOperation, Mode, OFlags},
+};
 
-use super::holder_request::LAYOUT;
-use super::strays::StrayKiller;
-use super::{LOCK_NAME, SpawnerHandle};
+use super::{LOCK_NAME, SpawnerHandle, holder_request::LAYOUT, strays::StrayKiller};
 use crate::run::monotonic_ns;
 
 /// The request kind of a guard. The others are `holder_request::KIND` and `view::KIND`.

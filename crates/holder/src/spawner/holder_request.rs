@@ -5,10 +5,14 @@
 
 use std::os::fd::OwnedFd;
 
-use crate::cgroup::SessionCgroup;
-use crate::control::DecodeError;
-use crate::control::codec::{Field, FieldReader, write_count};
-use crate::{ChildRestrictions, ChildUser, HolderConfig, HolderLimits};
+use crate::{
+    ChildRestrictions, ChildUser, HolderConfig, HolderLimits,
+    cgroup::SessionCgroup,
+    control::{
+        DecodeError,
+        codec::{Field, FieldReader, write_count},
+    },
+};
 
 /// Version of the request layout. The spawner sends it in its greeting.
 pub(super) const LAYOUT: u8 = 5;

@@ -5,8 +5,7 @@
 //! killed by its pid. It has not been reaped, so the pid cannot have been reused. When the child dies, its own children
 //! become children of the spawner, and SIGCHLD triggers the next round. So the kill continues until none is left.
 
-use std::collections::BTreeSet;
-use std::fs;
+use std::{collections::BTreeSet, fs};
 
 use exec_server_process::descendants_of;
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process};

@@ -4,15 +4,16 @@
 //!
 //! Failure paths: if a step fails, the answer names the step. If the fork dies, the answer is EOF.
 
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 use exec_server_sandbox::{BuildError, BuiltView, ViewScript, build};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::holder_request::LAYOUT;
-use super::{SpawnerHandle, isolate, set_thread_name, socket_pair};
+use super::{SpawnerHandle, holder_request::LAYOUT, isolate, set_thread_name, socket_pair};
 use crate::control;
 
 /// The request kind of a view. The others are `holder_request::KIND` and `directory_guard::KIND`.

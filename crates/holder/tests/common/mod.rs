@@ -2,8 +2,11 @@
 
 use std::os::fd::OwnedFd;
 
-use exec_server_holder::{ChildRestrictions, ChildSpawner, Holder, HolderConfig, HolderLimits};
-use exec_server_holder::{control, control::StartSpec, control::ToHolder, spawner::SECRET_NAME};
+use exec_server_holder::{
+    ChildRestrictions, ChildSpawner, Holder, HolderConfig, HolderLimits,
+    control::{self, StartSpec, ToHolder},
+    spawner::SECRET_NAME,
+};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 const SECRET: [u8; 32] = [7; 32];
