@@ -144,12 +144,6 @@ fn run_and_reap(command: &mut Command) -> Result<()> {
 
 /// Checks the client without an embedded server and without TLS, which no default build has.
 fn features() -> Result<()> {
-    let with_tokio = ["--workspace", "--features", "exec-server-process/tokio"];
-    let tests = ["asynchronous", "driver", "forked", "pipe", "pty", "spawn", "together", "tree"];
-    let tests = tests.map(|test| format!("--test={test}"));
-    cargo::check(cargo::cargo(&["clippy"]).args(with_tokio).args(&tests).args(["--", "-D", "warnings"]))?;
-    cargo::check(cargo::cargo(&["test"]).args(with_tokio).args(&tests))?;
-    // A client without an embedded server and without TLS.
     let bare = ["-p", "exec-server-client", "--no-default-features", "--lib"];
     cargo::check(cargo::cargo(&["clippy"]).args(bare).args(["--", "-D", "warnings"]))
 }

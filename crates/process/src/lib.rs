@@ -33,8 +33,6 @@
 
 #![expect(unsafe_code, reason = "clone, wait4 and the child's side between clone and exec have no safe wrapper")]
 
-#[cfg(feature = "tokio")]
-mod asynchronous;
 mod child;
 mod driver;
 mod launch;
@@ -42,8 +40,6 @@ mod spawn;
 mod streams;
 mod tree;
 
-#[cfg(feature = "tokio")]
-pub use asynchronous::{AsyncChild, AsyncStream};
 pub use child::{Child, ChildExit, CloseStdinOutcome};
 pub use driver::ScriptDriver;
 pub use launch::IgnoredSignals;
