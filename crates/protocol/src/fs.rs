@@ -1,9 +1,9 @@
 //! Params and results of `fs/*`: generations S and H, and the additions of this server.
 
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+use serde_json::value::{RawValue, to_raw_value};
 
-use crate::sandbox::AppliedSandbox;
+use crate::{path::PathArg, sandbox::AppliedSandbox};
 
 pub use draft::*;
 pub use file::*;
@@ -23,6 +23,29 @@ mod watch;
 
 /// The sandbox of a request, not yet decoded. The server decodes it when it applies the sandbox, and refuses one that it cannot enforce.
 pub type Sandbox = Option<Box<RawValue>>;
+
+/// The file that a request is about, and which rules apply on the way to it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct FileTarget {
+    /// Path of the file or directory.
+    pub path: PathArg,
+    /// Whether symbolic links in the path are followed. Default: true. If not, such a link is an error. A method that works on a link itself
+    /// accepts a link as the last component in any case.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub follow_symlinks: Option<bool>,
+    /// The sandbox of the request.
+    #[serde(default, deserialize_with = "undecoded", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
+    pub sandbox: Sandbox,
+}
+
+/// Reads any JSON value. A flattened struct is decoded from values in memory, from which serde cannot make a `RawValue`.
+fn undecoded<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Sandbox, D::Error> {
+    let value = Option::<serde_json::Value>::deserialize(deserializer)?;
+    value.map(|value| to_raw_value(&value)).transpose().map_err(D::Error::custom)
+}
 
 /// Result of the method, with the sandbox that confined the request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

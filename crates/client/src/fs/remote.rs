@@ -89,6 +89,17 @@ impl RemoteFiles {
         Ok(PathArg::new(form.write(path)))
     }
 
+    async fn file_target(
+        &self,
+        operation: &'static str,
+        path: &Path,
+        links: Links,
+    ) -> Result<wire::FileTarget, FileError> {
+        // Absent is the default: links are followed.
+        let follow_symlinks = (links != Links::Follow).then_some(false);
+        Ok(wire::FileTarget { path: self.path_arg(operation, path).await?, follow_symlinks, sandbox: self.sandbox() })
+    }
+
     pub(super) async fn call<M: Request>(
         &self,
         operation: &'static str,
@@ -159,9 +170,7 @@ impl RemoteFiles {
 
     pub(super) async fn metadata_of(&self, path: &Path, links: Links) -> Result<Metadata, FileError> {
         let params = wire::GetMetadataParams {
-            path: self.path_arg("look at", path).await?,
-            follow_symlinks: follow(links),
-            sandbox: self.sandbox(),
+            file: self.file_target("look at", path, links).await?,
             of_link: links == Links::Itself,
             owners: self.owners,
         };
@@ -187,13 +196,8 @@ impl RemoteFiles {
     }
 
     async fn open_file(&self, path: &Path, links: Links) -> Result<RemoteFile, FileError> {
-        let path_arg = self.path_arg("open", path).await?;
-        let params = |handle_id| wire::OpenParams {
-            handle_id,
-            path: path_arg.clone(),
-            follow_symlinks: follow(links),
-            sandbox: self.sandbox(),
-        };
+        let file = self.file_target("open", path, links).await?;
+        let params = |handle_id| wire::OpenParams { handle_id, file: file.clone() };
         let (handle, opened) = self.open_handle::<requests::FsOpen>("open", path, params).await?;
         let size = match opened.size {
             Some(size) => size,
@@ -203,14 +207,8 @@ impl RemoteFiles {
     }
 
     async fn create_draft(&self, path: &Path, options: CreateOptions) -> Result<RemoteDraft, FileError> {
-        let path_arg = self.path_arg("create", path).await?;
-        let params = |handle_id| wire::CreateParams {
-            handle_id,
-            path: path_arg.clone(),
-            follow_symlinks: follow(options.links),
-            sandbox: self.sandbox(),
-            keep: options.keep.clone(),
-        };
+        let file = self.file_target("create", path, options.links).await?;
+        let params = |handle_id| wire::CreateParams { handle_id, file: file.clone(), keep: options.keep.clone() };
         let (handle, created) = self.open_handle::<requests::FsCreate>("create", path, params).await?;
         Ok(RemoteDraft { handle, found: created.size })
     }
@@ -222,12 +220,10 @@ impl RemoteFiles {
             let draft = self.create_draft(path, create).await?;
             return write_all(path, Box::new(draft), bytes, options.into()).await;
         }
-        let target = self.path_arg("write", path).await?;
+        let file = self.file_target("write", path, options.links).await?;
         let params = |text| wire::WriteFileParams {
-            path: target.clone(),
+            file: file.clone(),
             data_base64: Cow::Owned(text),
-            follow_symlinks: follow(options.links),
-            sandbox: self.sandbox(),
             if_match: options.if_match.clone(),
             append: options.append,
             offset: None,
@@ -249,14 +245,8 @@ impl RemoteFiles {
 
     /// Reads a file in one request: the whole file, or `len` bytes of it. A server that cannot read a part sends the whole file.
     async fn read_once(&self, path: &Path, links: Links, len: Option<u64>) -> Result<Bytes, FileError> {
-        let params = wire::ReadFileParams {
-            path: self.path_arg("read", path).await?,
-            follow_symlinks: follow(links),
-            sandbox: self.sandbox(),
-            offset: None,
-            len,
-            lines: None,
-        };
+        let params =
+            wire::ReadFileParams { file: self.file_target("read", path, links).await?, offset: None, len, lines: None };
         let (read, attached) = self.call_attached::<requests::FsReadFile>("read", path, &params).await?;
         bytes_of("read", path, &read.data_base64, attached)
     }
@@ -282,9 +272,7 @@ impl RemoteFiles {
 
     async fn list_names(&self, path: &Path) -> Result<Vec<DirectoryEntry>, FileError> {
         let params = wire::ReadDirectoryParams {
-            path: self.path_arg("list", path).await?,
-            follow_symlinks: None,
-            sandbox: self.sandbox(),
+            file: self.file_target("list", path, Links::Follow).await?,
             details: false,
             owners: false,
             after_base64: None,
@@ -299,9 +287,7 @@ impl RemoteFiles {
 
     async fn list_page(&self, path: &Path, after: Option<OsString>, links: Links) -> Result<ListPage, FileError> {
         let params = wire::ReadDirectoryParams {
-            path: self.path_arg("list", path).await?,
-            follow_symlinks: follow(links),
-            sandbox: self.sandbox(),
+            file: self.file_target("list", path, links).await?,
             details: true,
             owners: self.owners,
             after_base64: after.map(|name| base64::encode(name.as_bytes())),
@@ -376,10 +362,8 @@ impl FileSystem for RemoteFiles {
     ) -> FileFuture<'a, ()> {
         Box::pin(async move {
             let params = wire::CreateDirectoryParams {
-                path: self.path_arg("make directory", path).await?,
+                file: self.file_target("make directory", path, links).await?,
                 recursive: Some(recursive),
-                follow_symlinks: follow(links),
-                sandbox: self.sandbox(),
                 mode,
             };
             self.call_again::<requests::FsCreateDirectory>("make directory", path, &params, recursive).await.map(drop)
@@ -414,11 +398,9 @@ impl FileSystem for RemoteFiles {
     fn remove<'a>(&'a self, path: &'a Path, recursive: bool, force: bool, links: Links) -> FileFuture<'a, ()> {
         Box::pin(async move {
             let params = wire::RemoveParams {
-                path: self.path_arg("remove", path).await?,
+                file: self.file_target("remove", path, links).await?,
                 recursive: Some(recursive),
                 force: Some(force),
-                follow_symlinks: follow(links),
-                sandbox: self.sandbox(),
             };
             self.call_again::<requests::FsRemove>("remove", path, &params, force).await.map(drop)
         })
@@ -443,12 +425,10 @@ impl FileSystem for RemoteFiles {
                 Err(bytes) => (String::new(), Some(base64::encode(bytes.as_bytes()))),
             };
             let params = wire::CreateSymlinkParams {
-                path: self.path_arg("link", path).await?,
+                file: self.file_target("link", path, links).await?,
                 target,
                 target_base64,
                 replace: true,
-                follow_symlinks: follow(links),
-                sandbox: self.sandbox(),
             };
             self.call_again::<requests::FsCreateSymlink>("link", path, &params, true).await.map(drop)
         })
@@ -463,9 +443,7 @@ impl FileSystem for RemoteFiles {
     ) -> FileFuture<'a, ()> {
         Box::pin(async move {
             let params = wire::SetMetadataParams {
-                path: self.path_arg("change", path).await?,
-                follow_symlinks: follow(links),
-                sandbox: self.sandbox(),
+                file: self.file_target("change", path, links).await?,
                 of_link: links == Links::Itself,
                 mode,
                 modified_at: modified,
@@ -486,11 +464,6 @@ impl FileSystem for RemoteFiles {
     fn create<'a>(&'a self, path: &'a Path, options: CreateOptions) -> FileFuture<'a, Box<dyn WriteAt>> {
         Box::pin(async move { Ok(Box::new(self.create_draft(path, options).await?) as Box<dyn WriteAt>) })
     }
-}
-
-/// The value of `followSymlinks`: absent, the default, if links are followed.
-fn follow(links: Links) -> Option<bool> {
-    (links != Links::Follow).then_some(false)
 }
 
 pub(super) fn decode(operation: &'static str, path: &Path, text: &str) -> Result<Vec<u8>, FileError> {

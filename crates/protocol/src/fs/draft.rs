@@ -4,11 +4,8 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Moment, Sandbox, WriteFileResult};
-use crate::{
-    path::PathArg,
-    tolerant::{is_false, null_default},
-};
+use super::{FileTarget, Moment, WriteFileResult};
+use crate::tolerant::{is_false, null_default};
 
 /// Params of `fs/create`, which begins a draft: a new version of a file that stays invisible until `fs/commit`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -17,15 +14,9 @@ use crate::{
 pub struct CreateParams {
     /// Name of the draft, chosen by the client, at most 32 bytes. It must differ from the names of files opened with `fs/open`.
     pub handle_id: String,
-    /// Path of the file that the draft becomes.
-    pub path: PathArg,
-    /// Whether symbolic links in the path are followed. Default: true. If not, such a link is an error.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub follow_symlinks: Option<bool>,
-    /// The sandbox of the request.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
-    pub sandbox: Sandbox,
+    /// The file that the draft becomes.
+    #[serde(flatten)]
+    pub file: FileTarget,
     /// Keep the written bytes if the handle ends without a commit. A later `fs/create` of the same path with the same `keep` continues the
     /// draft. 1 to 64 letters, digits, `-` and `_`.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -4,10 +4,9 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Lines, Moment, Sandbox};
+use super::{FileTarget, Lines, Moment};
 use crate::{
     Empty,
-    path::PathArg,
     tolerant::{is_false, null_default},
 };
 
@@ -16,15 +15,9 @@ use crate::{
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ReadFileParams {
-    /// Path of the file.
-    pub path: PathArg,
-    /// Whether symbolic links in the path are followed. Default: true. If not, such a link is an error.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub follow_symlinks: Option<bool>,
-    /// The sandbox of the request.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
-    pub sandbox: Sandbox,
+    /// The file.
+    #[serde(flatten)]
+    pub file: FileTarget,
     /// Byte offset to start at. Default: 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offset: Option<u64>,
@@ -59,18 +52,12 @@ pub struct ReadFileResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WriteFileParams<'a> {
-    /// Path of the file.
-    pub path: PathArg,
+    /// The file.
+    #[serde(flatten)]
+    pub file: FileTarget,
     /// Base64 of the bytes to write.
     #[serde(borrow)]
     pub data_base64: Cow<'a, str>,
-    /// Whether symbolic links in the path are followed. Default: true. If not, such a link is an error.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub follow_symlinks: Option<bool>,
-    /// The sandbox of the request.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
-    pub sandbox: Sandbox,
     /// Write only if the file has this etag, or with `absent` only if it does not exist.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub if_match: Option<String>,
@@ -112,16 +99,9 @@ pub struct WriteFileResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct GetMetadataParams {
-    /// Path of the file, directory or symbolic link.
-    pub path: PathArg,
-    /// Whether symbolic links in the path are followed. Default: true. If not, such a link is an error. With `ofLink`, the last component may be
-    /// a link in any case.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub follow_symlinks: Option<bool>,
-    /// The sandbox of the request.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
-    pub sandbox: Sandbox,
+    /// The file, directory or symbolic link.
+    #[serde(flatten)]
+    pub file: FileTarget,
     /// If the path ends with a symbolic link, describe the link itself, not its target. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub of_link: bool,
@@ -194,16 +174,9 @@ pub struct GetMetadataResult {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SetMetadataParams {
-    /// Path of the file, directory or symbolic link.
-    pub path: PathArg,
-    /// Whether symbolic links in the path are followed. Default: true. If not, such a link is an error. With `ofLink`, the last component may be
-    /// a link in any case.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub follow_symlinks: Option<bool>,
-    /// The sandbox of the request.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
-    pub sandbox: Sandbox,
+    /// The file, directory or symbolic link.
+    #[serde(flatten)]
+    pub file: FileTarget,
     /// If the path ends with a symbolic link, change the link itself. A link has a modification time, but no mode. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub of_link: bool,

@@ -2,10 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Moment, Sandbox};
+use super::{FileTarget, Moment};
 use crate::{
     Empty,
-    path::PathArg,
     tolerant::{is_false, null_default},
 };
 
@@ -16,15 +15,9 @@ use crate::{
 pub struct OpenParams {
     /// Name of the open file, chosen by the client, at most 32 bytes.
     pub handle_id: String,
-    /// Path of the file.
-    pub path: PathArg,
-    /// Whether symbolic links in the path are followed. Default: true. If not, such a link is an error.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub follow_symlinks: Option<bool>,
-    /// The sandbox of the request.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
-    pub sandbox: Sandbox,
+    /// The file.
+    #[serde(flatten)]
+    pub file: FileTarget,
 }
 
 /// Result of `fs/open`. The reference sends only `handleId`.

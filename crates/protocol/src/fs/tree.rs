@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{EntryKind, Moment, Owner, Sandbox};
+use super::{EntryKind, FileTarget, Moment, Owner, Sandbox};
 use crate::{
     Empty,
     path::PathArg,
@@ -14,18 +14,12 @@ use crate::{
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CreateDirectoryParams {
-    /// Path of the directory.
-    pub path: PathArg,
+    /// The directory.
+    #[serde(flatten)]
+    pub file: FileTarget,
     /// Create missing parents too. A directory that already exists is then not an error. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recursive: Option<bool>,
-    /// Whether symbolic links in the path are followed. Default: true. If not, such a link is an error.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub follow_symlinks: Option<bool>,
-    /// The sandbox of the request.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
-    pub sandbox: Sandbox,
     /// Permission bits of a new directory, independent of the umask. Default: 0777 minus the umask.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<u32>,
@@ -39,8 +33,9 @@ pub type CreateDirectoryResult = Empty;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CreateSymlinkParams {
-    /// Path of the new link.
-    pub path: PathArg,
+    /// The new link.
+    #[serde(flatten)]
+    pub file: FileTarget,
     /// Target of the link, stored as it is.
     #[serde(default, deserialize_with = "null_default")]
     pub target: String,
@@ -50,13 +45,6 @@ pub struct CreateSymlinkParams {
     /// Replace an existing file or link of this name atomically. A directory is never replaced. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub replace: bool,
-    /// Whether to follow symbolic links in the path before its last component. Default: true.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub follow_symlinks: Option<bool>,
-    /// The sandbox of the request.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
-    pub sandbox: Sandbox,
 }
 
 /// Result of `fs/createSymlink`.
@@ -67,15 +55,9 @@ pub type CreateSymlinkResult = Empty;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ReadDirectoryParams {
-    /// Path of the directory.
-    pub path: PathArg,
-    /// Whether symbolic links in the path are followed. Default: true. If not, such a link is an error.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub follow_symlinks: Option<bool>,
-    /// The sandbox of the request.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
-    pub sandbox: Sandbox,
+    /// The directory.
+    #[serde(flatten)]
+    pub file: FileTarget,
     /// List every entry, including broken links and special files, sorted by name, with `kind` and the other details. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub details: bool,
@@ -145,21 +127,15 @@ pub struct DirectoryEntry {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct RemoveParams {
-    /// Path of the file, link or directory.
-    pub path: PathArg,
+    /// The file, link or directory.
+    #[serde(flatten)]
+    pub file: FileTarget,
     /// Remove the content of a directory too. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recursive: Option<bool>,
     /// A path that does not exist is not an error. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub force: Option<bool>,
-    /// Whether to follow symbolic links in the path before its last component. Default: true.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub follow_symlinks: Option<bool>,
-    /// The sandbox of the request.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
-    pub sandbox: Sandbox,
 }
 
 /// Result of `fs/remove`.

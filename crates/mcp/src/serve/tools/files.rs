@@ -8,7 +8,7 @@ use exec_server_client::{
     protocol::{
         base64,
         failure::Kind,
-        fs::{Lines, ReadFileParams, ReadFileResult},
+        fs::{FileTarget, Lines, ReadFileParams, ReadFileResult},
         path::{PathArg, to_uri},
     },
     requests,
@@ -130,10 +130,9 @@ pub(super) async fn read_part(
     lines: Option<Lines>,
 ) -> Result<(Bytes, ReadFileResult), ToolFailure> {
     let executor = &call.server.executor;
+    let path_arg = PathArg::new(path.to_str().map_or_else(|| to_uri(path), str::to_owned));
     let params = ReadFileParams {
-        path: PathArg::new(path.to_str().map_or_else(|| to_uri(path), str::to_owned)),
-        follow_symlinks: None,
-        sandbox: executor.sandbox(),
+        file: FileTarget { path: path_arg, follow_symlinks: None, sandbox: executor.sandbox() },
         offset: None,
         len,
         lines,
@@ -390,7 +389,7 @@ impl ListDirectoryAnswer {
             text.push_str(&line);
         }
         if let (true, Some(last)) = (self.more, self.entries.last()) {
-            text.push_str(&format!("[there are more entries: continue with after {:?}]\n", last.name));
+            text.push_str(&format!("[there are more entries: continue with `after` {:?}]\n", last.name));
         }
         text
     }

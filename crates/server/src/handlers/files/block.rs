@@ -9,7 +9,7 @@ use exec_server_fs::{self as files, Cancel, Draft, View, WriteOptions};
 use exec_server_protocol::{Empty, base64, failure::Kind as FailureKind, fs as wire, limits};
 use exec_server_rpc::pool::PooledBuffer;
 
-use super::{FileRequest, attached_or_decoded, from_wire, links, path, send, to_wire, write_result};
+use super::{FileRequest, attached_or_decoded, from_wire, path, send, to_wire, write_result};
 use crate::{
     error::Failure,
     files::{DraftHandle, FileHandle, HandleUse},
@@ -19,15 +19,13 @@ use crate::{
 
 /// `fs/open`: opens a regular file for reading.
 pub(crate) async fn open(request: FileRequest, params: wire::OpenParams) -> Result<wire::OpenResult, Failure> {
-    let path = path(&params.path)?;
-    let links = links(params.follow_symlinks);
     let opening = request.session().files.reserve(&params.handle_id, HandleUse::Read)?;
-    let operation = move |view: &View, _: &Cancel| {
-        let file = files::open(view, &path, links)?;
+    let operation = move |view: &View, path: &Path, links, _: &Cancel| {
+        let file = files::open(view, path, links)?;
         let etag = file.etag()?;
         Ok((file, etag))
     };
-    let (file, etag) = request.run(params.sandbox.as_deref(), operation).await?;
+    let (file, etag) = request.run_on(&params.file, operation).await?;
     let result = wire::OpenResult {
         handle_id: params.handle_id,
         size: Some(file.stat.size),
@@ -111,20 +109,18 @@ pub(crate) async fn close(context: RequestContext, params: wire::CloseParams) ->
 
 /// `fs/create`: begins a draft.
 pub(crate) async fn create(request: FileRequest, params: wire::CreateParams) -> Result<wire::CreateResult, Failure> {
-    let path = path(&params.path)?;
-    let links = links(params.follow_symlinks);
     let keep = params.keep;
     let opening = request.session().files.reserve(&params.handle_id, HandleUse::Write)?;
     if keep.is_some() {
-        close_detached_drafts(&request, &path);
+        close_detached_drafts(&request, &path(&params.file.path)?);
     }
     let user = request.context.core.config.file_user.clone();
-    let operation = move |view: &View, _: &Cancel| {
-        let draft = Draft::create(view, &path, links, keep.as_deref())?;
+    let operation = move |view: &View, path: &Path, links, _: &Cancel| {
+        let draft = Draft::create(view, path, links, keep.as_deref())?;
         let size = draft.size()?;
         Ok((DraftHandle::new(draft, user), size))
     };
-    let (writing, size) = request.run(params.sandbox.as_deref(), operation).await?;
+    let (writing, size) = request.run_on(&params.file, operation).await?;
     opening.publish(FileHandle::Writing(writing));
     Ok(wire::CreateResult { handle_id: params.handle_id, size })
 }

@@ -13,7 +13,7 @@ use exec_server_protocol::{
     path::{self as paths, Form, PathArg},
 };
 
-use super::{FileRequest, links, owners::OwnerNames, path, target_texts, text_and_bytes, to_wire};
+use super::{FileRequest, owners::OwnerNames, path, target_texts, text_and_bytes, to_wire};
 use crate::error::Failure;
 
 /// Maximum entries of one answer with details. With all their members they stay below the value limit of one message.
@@ -30,11 +30,11 @@ pub(crate) async fn create_directory(
     request: FileRequest,
     params: wire::CreateDirectoryParams,
 ) -> Result<Empty, Failure> {
-    let path = path(&params.path)?;
-    let links = links(params.follow_symlinks);
     let recursive = params.recursive.unwrap_or(true);
-    let operation = move |view: &View, _: &Cancel| files::create_directory(view, &path, links, recursive, params.mode);
-    request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
+    let operation = move |view: &View, path: &Path, links, _: &Cancel| {
+        files::create_directory(view, path, links, recursive, params.mode)
+    };
+    request.run_on(&params.file, operation).await.map(|()| Empty {})
 }
 
 /// `fs/readDirectory`: lists the names of a directory, or all details of each entry.
@@ -42,31 +42,30 @@ pub(crate) async fn read_directory(
     request: FileRequest,
     params: wire::ReadDirectoryParams,
 ) -> Result<wire::ReadDirectoryResult, Failure> {
-    let path = path(&params.path)?;
-    let links = links(params.follow_symlinks);
     request.context.peer.outgoing.wait_for_room().await;
     if !params.details {
         let most = limits::DIRECTORY_ENTRIES;
-        let operation = move |view: &View, cancel: &Cancel| {
-            let entries = files::read_directory(view, &path, links, most, cancel)?;
+        let operation = move |view: &View, path: &Path, links, cancel: &Cancel| {
+            let entries = files::read_directory(view, path, links, most, cancel)?;
             // Five values: an entry and its members. One more if the name needs its bytes as base64.
             let values = entries.iter().map(|entry| 5 + usize::from(entry.name.to_str().is_none())).sum::<usize>();
             if values + ENVELOPE_VALUES > limits::VALUES {
-                let advice = "ask for it with `details`, in parts";
+                let advice = "list it in parts, with `details`";
+                let path = path.to_owned();
                 return Err(files::Error { action: "list", path, kind: files::ErrorKind::TooMany { most, advice } });
             }
             Ok(entries)
         };
-        let entries = request.run(params.sandbox.as_deref(), operation).await?;
+        let entries = request.run_on(&params.file, operation).await?;
         return Ok(wire::ReadDirectoryResult { entries: entries.iter().map(entry).collect(), truncated: false });
     }
     let after = params.after_base64.as_deref().map(super::decode).transpose()?.map(OsString::from_vec);
     let most = if params.owners { OWNED_ENTRIES } else { DETAILED_ENTRIES };
-    let operation = move |view: &View, cancel: &Cancel| {
+    let operation = move |view: &View, path: &Path, links, cancel: &Cancel| {
         let range = files::ListRange { after: after.as_deref(), most };
-        files::read_details(view, &path, links, range, cancel)
+        files::read_details(view, path, links, range, cancel)
     };
-    let (details, truncated) = request.run(params.sandbox.as_deref(), operation).await?;
+    let (details, truncated) = request.run_on(&params.file, operation).await?;
     let owners = if params.owners { Some(OwnerNames::load().await) } else { None };
     let entries = details.iter().map(|of| {
         let owner = owners.as_ref().map(|names| names.owner(of.stat.uid, of.stat.gid));
@@ -179,12 +178,11 @@ pub(super) fn written(path: &Path, form: Form) -> (String, Option<String>) {
 
 /// `fs/remove`.
 pub(crate) async fn remove(request: FileRequest, params: wire::RemoveParams) -> Result<Empty, Failure> {
-    let path = path(&params.path)?;
-    let links = links(params.follow_symlinks);
     let options =
         files::RemoveOptions { recursive: params.recursive.unwrap_or(true), force: params.force.unwrap_or(true) };
-    let operation = move |view: &View, cancel: &Cancel| files::remove(view, &path, links, options, cancel);
-    request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
+    let operation =
+        move |view: &View, path: &Path, links, cancel: &Cancel| files::remove(view, path, links, options, cancel);
+    request.run_on(&params.file, operation).await.map(|()| Empty {})
 }
 
 /// `fs/copy`.
@@ -198,13 +196,12 @@ pub(crate) async fn copy(request: FileRequest, params: wire::CopyParams) -> Resu
 
 /// `fs/createSymlink`.
 pub(crate) async fn create_symlink(request: FileRequest, params: wire::CreateSymlinkParams) -> Result<Empty, Failure> {
-    let path = path(&params.path)?;
-    let links = links(params.follow_symlinks);
     let replace = params.replace;
     let target = match params.target_base64.as_deref() {
         Some(text) => base64::decode(text).map_err(|_| Failure::FileBase64)?,
         None => params.target.into_bytes(),
     };
-    let operation = move |view: &View, _: &Cancel| files::create_symlink(view, &path, links, &target, replace);
-    request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
+    let operation =
+        move |view: &View, path: &Path, links, _: &Cancel| files::create_symlink(view, path, links, &target, replace);
+    request.run_on(&params.file, operation).await.map(|()| Empty {})
 }

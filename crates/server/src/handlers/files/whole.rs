@@ -1,14 +1,13 @@
 //! Whole files: `fs/readFile`, `fs/writeFile`, `fs/getMetadata`, `fs/setMetadata`, `fs/canonicalize`.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use bytes::Bytes;
-use exec_server_fs::{self as files, Cancel, Links, ReadRange, View, WriteOptions, WritePosition};
+use exec_server_fs::{self as files, Cancel, ReadRange, View, WriteOptions, WritePosition};
 use exec_server_protocol::{Empty, base64, fs as wire, limits, path::PathArg};
 
 use super::{
-    FileRequest, attached_or_decoded, from_wire, links, owners::OwnerNames, path, send, target_texts, to_wire,
-    write_result,
+    FileRequest, attached_or_decoded, from_wire, owners::OwnerNames, path, send, target_texts, to_wire, write_result,
 };
 use crate::{error::Failure, handlers::RequestContext, pump::Reply};
 
@@ -35,8 +34,6 @@ async fn read_file(
     request: &FileRequest,
     params: wire::ReadFileParams,
 ) -> Result<(wire::ReadFileResult, Option<Bytes>), Failure> {
-    let path = path(&params.path)?;
-    let links = links(params.follow_symlinks);
     let part = match (params.lines, params.offset, params.len) {
         (Some(lines), None, None) => ReadRange::Lines { first: lines.first, count: lines.count },
         (None, offset, len) => ReadRange::Bytes { offset: offset.unwrap_or(0), len },
@@ -51,10 +48,9 @@ async fn read_file(
     let mut permits = None;
     // A larger file waits for memory without an open fd. It may have grown by then, so check its size again.
     for _ in 0..READ_TRIES {
-        let path = path.clone();
         let read = request
-            .run(params.sandbox.as_deref(), move |view, cancel| {
-                let file = files::open(view, &path, links)?;
+            .run_on(&params.file, move |view, path, links, cancel| {
+                let file = files::open(view, path, links)?;
                 match file.expected_bytes(part, most) {
                     expected if expected > reserved => Ok(Err(expected)),
                     _ => {
@@ -90,9 +86,7 @@ fn read_result(content: files::FileContent, is_attached: bool) -> (wire::ReadFil
 
 /// A decoded `fs/writeFile`.
 pub(crate) struct FileWrite {
-    path: PathBuf,
-    links: Links,
-    sandbox: wire::Sandbox,
+    file: wire::FileTarget,
     bytes: Bytes,
     position: WritePosition,
     options: WriteOptions,
@@ -111,9 +105,7 @@ pub(crate) fn decode_write(params: wire::WriteFileParams<'_>, attached: Option<B
         return Err(Failure::FileTooLarge);
     }
     Ok(FileWrite {
-        path: path(&params.path)?,
-        links: links(params.follow_symlinks),
-        sandbox: params.sandbox,
+        file: params.file,
         bytes,
         position,
         options: WriteOptions {
@@ -127,12 +119,12 @@ pub(crate) fn decode_write(params: wire::WriteFileParams<'_>, attached: Option<B
 
 /// `fs/writeFile`: replaces a file atomically if possible, or writes into it.
 pub(crate) async fn write(request: FileRequest, params: FileWrite) -> Result<wire::WriteFileResult, Failure> {
-    let FileWrite { path, links, sandbox, bytes, position, options } = params;
-    let operation = move |view: &View, cancel: &Cancel| {
+    let FileWrite { file, bytes, position, options } = params;
+    let operation = move |view: &View, path: &Path, links, cancel: &Cancel| {
         let request = files::WriteRequest { position, bytes: &bytes, options: &options };
-        files::write(view, &path, links, &request, cancel)
+        files::write(view, path, links, &request, cancel)
     };
-    request.run(sandbox.as_deref(), operation).await.map(write_result)
+    request.run_on(&file, operation).await.map(write_result)
 }
 
 /// `fs/getMetadata`: describes the file at a path.
@@ -140,11 +132,9 @@ pub(crate) async fn get_metadata(
     request: FileRequest,
     params: wire::GetMetadataParams,
 ) -> Result<wire::GetMetadataResult, Failure> {
-    let path = path(&params.path)?;
-    let links = links(params.follow_symlinks);
     let of_link = params.of_link;
-    let operation = move |view: &View, _: &Cancel| files::metadata(view, &path, links, of_link);
-    let found = request.run(params.sandbox.as_deref(), operation).await?;
+    let operation = move |view: &View, path: &Path, links, _: &Cancel| files::metadata(view, path, links, of_link);
+    let found = request.run_on(&params.file, operation).await?;
     let (uid, gid) = (found.stat.uid, found.stat.gid);
     let owner = if params.owners { Some(OwnerNames::load().await.owner(uid, gid)) } else { None };
     Ok(wire::GetMetadataResult { owner, ..metadata_result(found) })
@@ -172,15 +162,13 @@ fn metadata_result(metadata: files::Metadata) -> wire::GetMetadataResult {
 
 /// `fs/setMetadata`: sets mode and modification time.
 pub(crate) async fn set_metadata(request: FileRequest, params: wire::SetMetadataParams) -> Result<Empty, Failure> {
-    let path = path(&params.path)?;
-    let links = links(params.follow_symlinks);
     let change = files::MetadataChange {
         mode: params.mode,
         modified: params.modified_at.map(from_wire),
         of_link: params.of_link,
     };
-    let operation = move |view: &View, _: &Cancel| files::set_metadata(view, &path, links, change);
-    request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
+    let operation = move |view: &View, path: &Path, links, _: &Cancel| files::set_metadata(view, path, links, change);
+    request.run_on(&params.file, operation).await.map(|()| Empty {})
 }
 
 /// `fs/canonicalize`: resolves all symlinks of a path.
