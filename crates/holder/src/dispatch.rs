@@ -6,21 +6,21 @@
 //! Failure path: an invalid message, or one that is not allowed at this point, closes the controller's connection and
 //! does not affect the session.
 
-use std::collections::btree_map::Entry;
-use std::os::fd::OwnedFd;
+use std::{collections::btree_map::Entry, os::fd::OwnedFd};
 
 use exec_server_process::TerminalSize;
 use exec_server_sandbox::Kit;
-use exec_server_session::AttachMode;
 
-use crate::ChildSpawner;
-use crate::context::SessionContext;
-use crate::control::{CommandStatus, FromHolder, ToHolder, WriteStatus};
-use crate::holder::{Holder, ttl};
-use crate::input::WritePart;
-use crate::process::{Process, ProcessPhase};
-use crate::session_end::EndReason;
-use crate::spawn_batch::PendingStart;
+use crate::{
+    ChildSpawner,
+    context::SessionContext,
+    control::{CommandStatus, FromHolder, ToHolder, WriteStatus},
+    holder::{Holder, ttl},
+    input::WritePart,
+    process::{Process, ProcessPhase},
+    session_end::EndReason,
+    spawn_batch::PendingStart,
+};
 
 impl<S: ChildSpawner> Holder<S> {
     /// Runs one command.
@@ -90,8 +90,7 @@ impl<S: ChildSpawner> Holder<S> {
 
     pub(crate) fn attach(&mut self) {
         let epoch = self.cx.controller.epoch();
-        // Fails only if the session has expired, which this turn detects as well.
-        self.lease.handle_attach(epoch, AttachMode::TakeOver, self.cx.now_ns).ok();
+        self.lease.handle_attach(epoch, self.cx.now_ns);
         self.handle_attachment();
     }
 

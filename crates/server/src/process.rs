@@ -334,7 +334,7 @@ impl Process {
     /// Whether the owner has taken everything: acknowledged it or, if the peer cannot acknowledge, been sent it.
     pub(crate) fn is_taken(&self) -> bool {
         let retention = self.retention.lock();
-        retention.has_owner_all(self.status().next_seq)
+        retention.owner_has_all(self.status().next_seq)
     }
 
     /// Counts a gap that was reported to a reader.

@@ -34,31 +34,11 @@ pub enum LeaseState {
     Expired,
 }
 
-/// How an attach behaves if another connection holds the session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AttachMode {
-    /// Fail.
-    IfFree,
-    /// Take the session from that connection.
-    TakeOver,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AttachError {
-    /// Another connection holds the session.
-    #[error("session is attached to connection `{holder}`")]
-    Held { holder: u64 },
-    #[error("session has expired")]
-    Expired,
-}
-
-/// The lease: state, current TTL, and an epoch that grows with every successful attach.
+/// The lease: state and current TTL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
     state: LeaseState,
     ttl: Ttl,
-    /// Incremented by every successful attach. A message with an older epoch is stale.
-    epoch: u64,
     /// Other sessions currently use this one, so it does not expire while detached.
     is_used: bool,
 }
@@ -66,7 +46,7 @@ pub struct Lease {
 impl Lease {
     /// A detached session. Its timer starts now.
     pub fn new(ttl: Ttl, now_ns: u64) -> Self {
-        Self { state: LeaseState::Detached { since_ns: now_ns }, ttl, epoch: 0, is_used: false }
+        Self { state: LeaseState::Detached { since_ns: now_ns }, ttl, is_used: false }
     }
 
     pub fn state(&self) -> LeaseState {
@@ -77,27 +57,14 @@ impl Lease {
         self.ttl
     }
 
-    /// The epoch of the last attach, 0 before the first one.
-    pub fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
     pub fn is_attached(&self) -> bool {
         matches!(self.state, LeaseState::Attached { .. })
     }
 
-    /// Attaches the session to `conn` and returns the new epoch. If `conn` already holds the session, nothing changes.
-    pub fn handle_attach(&mut self, conn: u64, how: AttachMode, now_ns: u64) -> Result<u64, AttachError> {
-        self.poll_expired(now_ns);
-        match self.state {
-            LeaseState::Expired => Err(AttachError::Expired),
-            LeaseState::Attached { conn: holder } if holder == conn => Ok(self.epoch),
-            LeaseState::Attached { conn: holder } if how == AttachMode::IfFree => Err(AttachError::Held { holder }),
-            LeaseState::Attached { .. } | LeaseState::Detached { .. } => {
-                self.state = LeaseState::Attached { conn };
-                self.epoch += 1;
-                Ok(self.epoch)
-            }
+    /// Attaches the session to `conn`, also if another connection holds it. Does nothing if the session has expired.
+    pub fn handle_attach(&mut self, conn: u64, now_ns: u64) {
+        if !self.poll_expired(now_ns) {
+            self.state = LeaseState::Attached { conn };
         }
     }
 

@@ -94,7 +94,7 @@ impl Retention {
 
     /// Whether the owner has everything of a log whose next event is `next_seq`: acknowledged or, if its peer cannot
     /// acknowledge, sent.
-    pub fn has_owner_all(&self, next_seq: u64) -> bool {
+    pub fn owner_has_all(&self, next_seq: u64) -> bool {
         self.owner.seq + 1 >= next_seq
     }
 
@@ -171,7 +171,7 @@ impl Retention {
     /// owner is away does not count: each call without an attached owner, or before the owner has everything, restarts
     /// the clock.
     pub fn closed_for_ns(&mut self, now_ns: u64, is_attached: bool, next_seq: u64) -> u64 {
-        if !is_attached || !self.has_owner_all(next_seq) {
+        if !is_attached || !self.owner_has_all(next_seq) {
             self.closed_since_ns = None;
         }
         now_ns.saturating_sub(*self.closed_since_ns.get_or_insert(now_ns))

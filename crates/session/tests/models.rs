@@ -1,14 +1,14 @@
 //! Property tests of the lease, the ledger and the retention against models that are too simple to be wrong.
 
 use exec_server_session::{
-    AttachError, AttachMode, FollowerId, FollowerKind, LEDGER_KEYS_MAX, Lease, LeaseState, LogPosition, Retention,
-    StdinLedger, Ttl, UnknownWrite, WriteBegin, WriteProgress,
+    FollowerId, FollowerKind, LEDGER_KEYS_MAX, Lease, LeaseState, LogPosition, Retention, StdinLedger, Ttl,
+    UnknownWrite, WriteBegin, WriteProgress,
 };
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
 enum LeaseOp {
-    Attach { conn: u64, takeover: bool },
+    Attach { conn: u64 },
     Detach { conn: u64 },
     SetTtl(Option<u64>),
     Used,
@@ -18,7 +18,7 @@ enum LeaseOp {
 
 fn lease_op() -> impl Strategy<Value = LeaseOp> {
     prop_oneof![
-        (0..4_u64, any::<bool>()).prop_map(|(conn, takeover)| LeaseOp::Attach { conn, takeover }),
+        (0..4_u64).prop_map(|conn| LeaseOp::Attach { conn }),
         (0..4_u64).prop_map(|conn| LeaseOp::Detach { conn }),
         proptest::option::of(0..200_u64).prop_map(LeaseOp::SetTtl),
         Just(LeaseOp::Used),
@@ -28,20 +28,16 @@ fn lease_op() -> impl Strategy<Value = LeaseOp> {
 }
 
 /// The model keeps only the history and replays all of it each time.
-fn naive(history: &[(u64, LeaseOp)], ttl: u64) -> (LeaseState, u64) {
+fn naive(history: &[(u64, LeaseOp)], ttl: u64) -> LeaseState {
     let mut holder = None;
     let mut since = 0;
     let mut ttl = Some(ttl);
-    let mut epoch = 0;
     let mut dead = false;
     let mut used = false;
     for (now, op) in history {
         dead |= holder.is_none() && !used && ttl.is_some_and(|ttl| *now >= since + ttl);
         match op {
-            LeaseOp::Attach { conn, takeover } if !dead && holder != Some(*conn) && (*takeover || holder.is_none()) => {
-                holder = Some(*conn);
-                epoch += 1;
-            }
+            LeaseOp::Attach { conn } if !dead => holder = Some(*conn),
             LeaseOp::Detach { conn } if holder == Some(*conn) => (holder, since) = (None, *now),
             LeaseOp::SetTtl(new) => ttl = *new,
             LeaseOp::Used => used = true,
@@ -49,12 +45,11 @@ fn naive(history: &[(u64, LeaseOp)], ttl: u64) -> (LeaseState, u64) {
             LeaseOp::Attach { .. } | LeaseOp::Detach { .. } | LeaseOp::Wait(_) => {}
         }
     }
-    let state = match holder {
+    match holder {
         _ if dead => LeaseState::Expired,
         Some(conn) => LeaseState::Attached { conn },
         None => LeaseState::Detached { since_ns: since },
-    };
-    (state, epoch)
+    }
 }
 
 fn ttl_of(ttl: Option<u64>) -> Ttl {
@@ -76,14 +71,7 @@ proptest! {
             lease.poll_expired(now);
             let before = lease;
             match op {
-                LeaseOp::Attach { conn, takeover } => {
-                    let how = if takeover { AttachMode::TakeOver } else { AttachMode::IfFree };
-                    match lease.handle_attach(conn, how, now) {
-                        Ok(epoch) => prop_assert_eq!(epoch, lease.epoch()),
-                        Err(AttachError::Held { holder }) => prop_assert_eq!(before.state(), LeaseState::Attached { conn: holder }),
-                        Err(AttachError::Expired) => prop_assert_eq!(before.state(), LeaseState::Expired),
-                    }
-                }
+                LeaseOp::Attach { conn } => lease.handle_attach(conn, now),
                 LeaseOp::Detach { conn } => {
                     prop_assert_eq!(lease.handle_detach(conn, now), before.state() == LeaseState::Attached { conn });
                 }
@@ -103,7 +91,7 @@ proptest! {
             }
             history.push((now, op));
             // Like the holder, the model checks for expiry on every operation and whenever time advances.
-            prop_assert_eq!((lease.state(), lease.epoch()), naive(&history, 100));
+            prop_assert_eq!(lease.state(), naive(&history, 100));
             prop_assert_eq!((lease.ttl(), lease.is_used()), (ttl_of(ttl), is_used));
             prop_assert_eq!(lease.is_attached(), matches!(lease.state(), LeaseState::Attached { .. }));
             let deadline = match lease.state() {
@@ -305,7 +293,7 @@ proptest! {
             let reached_last = reached.iter().copied().max_by_key(|position| position.seq).expect("never empty");
             let marked_last = marked.iter().copied().max_by_key(|position| position.seq).expect("never empty");
             prop_assert_eq!(retention.owner_mark(), marked_last);
-            prop_assert_eq!(retention.has_owner_all(written + 1), reached_last.seq >= written);
+            prop_assert_eq!(retention.owner_has_all(written + 1), reached_last.seq >= written);
             prop_assert_eq!(retention.owner_position(None), reached_last);
             let is_gone = reached_last.seq + 1 < first_seq;
             prop_assert_eq!(retention.owner_position(Some(first_seq)), if is_gone { marked_last } else { reached_last });
