@@ -41,7 +41,7 @@ fn verify(command: &AuditCommand) -> anyhow::Result<()> {
     if let Some(found) = &found {
         report = audit::verify(files, ExpectedLog { anchor: Some(&found.anchor), ..chain_alone })?;
     }
-    print::line(&format!("ok: {} lines, the last has the hash {}", report.lines, report.last));
+    print::line(&format!("ok: {} lines, the last has the hash {}", report.lines, report.last))?;
     report_checked(&report, found.as_ref(), after.is_some());
     if report.torn > 0 || report.unfinished_bytes > 0 {
         let last = if report.unfinished_bytes > 0 { "; the last line is unfinished" } else { "" };

@@ -131,7 +131,7 @@ impl RunAs {
         let ChildUser { uid, gid, groups } = self.user.clone();
         let user = Arc::new(FileUser::new(uid, gid, groups).context("read our own groups")?);
         // Try it now: on a host that forbids changing the user, every file request would fail later. The guard changes back.
-        drop(user.enter().context("use files as the user of `--run-as`")?);
+        drop(user.enter().context("switch to the user of `--run-as` for file access")?);
         Ok(user)
     }
 

@@ -305,5 +305,5 @@ fn start_log(args: &args::ConnectArgs) -> anyhow::Result<()> {
 
 fn read_token(stored: env_token::StoredToken) -> anyhow::Result<Token> {
     let value = stored.read().context("read the stored token")?;
-    Token::new(value.as_slice()).with_context(|| format!("use `{}`", env_token::NAME))
+    Token::new(value.as_slice()).with_context(|| format!("read the token from `{}`", env_token::NAME))
 }

@@ -63,7 +63,7 @@ pub(crate) async fn run(args: &args::RunArgs, server: Option<Server>) -> anyhow:
         let started = serde_json::to_string(&StartedJson { process_id: &id, session_id, pid })?;
         print::json(&format!("{started}\n")).ok(); // If stdout is closed, the reader has gone.
     } else {
-        print::line(&id);
+        print::line(&id).ok(); // As above.
     }
     Ok(0)
 }

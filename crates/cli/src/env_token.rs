@@ -41,7 +41,7 @@ pub(crate) fn take() -> anyhow::Result<Option<StoredToken>> {
     if !is_there {
         return Ok(None);
     }
-    scrub().with_context(|| format!("remove `{NAME}` from the environment; pass `--token-file` instead"))
+    scrub().with_context(|| format!("cannot hide `{NAME}` from other processes; unset it and pass `--token-file`"))
 }
 
 fn scrub() -> anyhow::Result<Option<StoredToken>> {
@@ -69,7 +69,7 @@ fn scrub() -> anyhow::Result<Option<StoredToken>> {
     }
     let is_left = std::env::vars_os().any(|(name, _)| name.eq_ignore_ascii_case(NAME));
     if is_left {
-        return Err(anyhow!("it is not in the environment block that the kernel set up"));
+        return Err(anyhow!("the variable is not in the environment block that the kernel set up"));
     }
     Ok(stored)
 }

@@ -81,7 +81,7 @@ pub(crate) fn prune(args: &args::PruneArgs, token: Option<env_token::StoredToken
         let mut forget_run = ForgetRun::new(listing);
         for (client, info) in listing.each().filter(|(_, info)| is_selected(info)) {
             if forget_run.forget(client, info).await && !args.json {
-                print::line(&ids::clean(info.process_id.as_str()));
+                print::line(&ids::clean(info.process_id.as_str())).ok(); // Forget the others also if stdout is closed.
             }
         }
         let (done, failed) = forget_run.finish().await;

@@ -129,7 +129,7 @@ pub(crate) async fn send(
     };
     match done {
         Err(error) if codes::is_gone(&error) => return Ok(None),
-        done => done.with_context(|| format!("end `{name}`"))?,
+        done => done.with_context(|| format!("send a signal to `{name}`"))?,
     }
     let notice_at = Instant::now() + grace + NOTICE_AFTER;
     Ok(process.map(|process| SignalledProcess { process, name, after, until_closed, notice_at }))

@@ -51,7 +51,7 @@ pub(crate) fn all() -> Vec<Limit> {
         // Processes
         "output of a process in memory": Bytes(core.memory_cap_bytes),
             "memory-per-process", (Bytes(Config::LEAST_CAP_BYTES), Bytes(64 << 30)) =>
-            "attached: the process blocks; detached: output goes to disk. For a client that did not announce the capability `ack`, the limit is 16MiB plus a quarter of this value";
+            "while its session has a connection, the process blocks, or with `dropOldest` loses its oldest output; otherwise output goes to disk. For a client without the capability `ack`, the limit is 16MiB plus a quarter of this value";
         "output of a process on disk": Bytes(holder.disk_quota_bytes),
             "disk-per-process", (Bytes(0), Bytes(1 << 50)) =>
             "the process blocks, or with `dropOldest` its oldest output is dropped and reported as a gap";
@@ -68,7 +68,7 @@ pub(crate) fn all() -> Vec<Limit> {
             "the oldest of them is forgotten; processes with output that was not taken do not count and are kept";
         "time a closed process is kept": Time(core.closed_kept),
             "closed-for", (Time(Duration::from_secs(1)), Time(YEAR)) =>
-            "it is forgotten; time while its session is detached does not count";
+            "it is forgotten. The time begins when the attached client has all output of the process, and begins again at each resume. It does not run while the session is detached";
         "running processes of a session": Count(core.processes_max as u64),
             "max-processes", (Count(1), Count(RUNNING_MAX)) =>
             "`resourcesExhausted`";
@@ -84,9 +84,9 @@ pub(crate) fn all() -> Vec<Limit> {
             "`resourcesExhausted`; existing sessions can be resumed";
         "longest time of a session without a connection": Time(wire::SESSION_TTL_MAX), "session-ttl" =>
             "it ends, with its processes. A client that requests no time gets 24h, or 10m if it announced no capability";
-        "silence of the old connection before a session is handed over": Time(core.takeover_after),
+        "time for the old connection to answer a ping when its session is resumed": Time(core.takeover_after),
             "takeover-after", (Time(Duration::from_millis(100)), Time(Duration::from_secs(600))) =>
-            "a resume that did not ask for a takeover then succeeds";
+            "the resume gets the session; with `takeover` it does not wait";
 
         // Connections
         "silence before a peer is pinged": Time(core.ping_every),
@@ -109,7 +109,7 @@ pub(crate) fn all() -> Vec<Limit> {
             "the connection that holds the most bytes is closed with code 1013, and its client may reconnect; requests that would have to wait are `overloaded`";
         "output ahead of the last acknowledgement": Bytes(core.ack_window_bytes),
             "ack-window", (Bytes(64 << 10), Bytes(1 << 30)) =>
-            "the server sends no more output of the process until the client acknowledges; at most `--memory-per-process` less 2 MiB";
+            "the server sends no more output of the process until the client acknowledges. The window is at most `--memory-per-process` less 2MiB; a larger value is reduced to that";
 
         // Messages
         "a message": Bytes(wire::MESSAGE_BYTES as u64) => "close 1009, or `malformed` on lines";

@@ -105,10 +105,7 @@ fn main() -> ExitCode {
         Command::Audit(command) => audit::run(&command),
         Command::Completions { shell } => completions::completions(shell),
         Command::Man { command } => completions::man(command.as_deref()),
-        Command::Schema => {
-            print::line(exec_server_protocol::SCHEMA.trim_end());
-            Ok(ExitCode::SUCCESS)
-        }
+        Command::Schema => print::line(exec_server_protocol::SCHEMA.trim_end()).map(|()| ExitCode::SUCCESS),
     };
     outcome.unwrap_or_else(|error| print::failed(&error))
 }

@@ -37,10 +37,9 @@ macro_rules! notice {
     };
 }
 
-/// Writes one line to stdout and flushes. A closed stdout is ignored.
-pub(crate) fn line(line: &str) {
-    // Ignore the error: if stdout is closed, the reader has gone.
-    text(&format!("{line}\n")).ok();
+/// Writes one line to stdout and flushes.
+pub(crate) fn line(line: &str) -> anyhow::Result<()> {
+    text(&format!("{line}\n"))
 }
 
 /// Writes text to stdout and flushes. On a terminal, control characters are escaped, except colours.

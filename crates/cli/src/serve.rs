@@ -287,8 +287,9 @@ fn announce(server: &Server, terms: &ExposureTerms, token: Option<Token>) {
             (ListenUrl::Stdio, _) => {}
             (url, true) => message!("listening: {url}"),
             (url, false) => match token.as_ref().filter(|_| terms.asks_for_token(url)) {
-                None => print::line(&url.to_string()),
-                Some(token) => print::line(&format!("{url}/?token={}", percent_encode(token.reveal()))),
+                // Ignore errors: the server runs also if stdout is closed.
+                None => drop(print::line(&url.to_string())),
+                Some(token) => drop(print::line(&format!("{url}/?token={}", percent_encode(token.reveal())))),
             },
         }
     }
@@ -323,11 +324,11 @@ fn find_token(
         return Ok(Some(Token::from_file(file)?));
     }
     if let Some(number) = args.access.token_fd {
-        return Ok(Some(Token::from_descriptor(number).context("use `--token-fd`")?));
+        return Ok(Some(Token::from_descriptor(number).context("read the token from `--token-fd`")?));
     }
     if let Some(stored) = from_env {
         let value = stored.read().context("read the stored token")?;
-        let token = Token::parse(&value).with_context(|| format!("use `{}`", env_token::NAME))?;
+        let token = Token::parse(&value).with_context(|| format!("read the token from `{}`", env_token::NAME))?;
         return Ok(Some(token));
     }
     // systemd credentials: a directory that only this service can read.

@@ -40,10 +40,12 @@ fn explain(process: &Process, blocked: Blocked) -> String {
     let why = match blocked {
         Blocked::Quota => "its output has reached the disk quota",
         Blocked::DiskFull => "the disk of the server is full",
-        Blocked::MemoryCap => return format!("`{name}` is blocked: its client does not read its output"),
+        Blocked::MemoryCap => {
+            return format!("`{name}` is blocked: the client of its session does not read the output");
+        }
     };
     format!(
-        "`{name}` is blocked: {why}; `exec-server logs -f {name}` prints and frees it, \
+        "`{name}` is blocked: {why}; `exec-server logs -f {name}` prints and frees the output, \
          `exec-server kill {name}` ends the process"
     )
 }

@@ -67,7 +67,7 @@ fn local_listener(url: &str) -> anyhow::Result<ListenUrl> {
     let by_address = without_token.replacen("//localhost:", "//127.0.0.1:", 1);
     by_address.parse().with_context(|| {
         format!(
-            "`{without_token}` is not a listener of this machine; run `exec-server token create` on the machine of the server"
+            "`{without_token}` is not a listener of this machine; run `exec-server token` on the machine of the server"
         )
     })
 }
@@ -104,7 +104,7 @@ fn create(args: &TokenCreateArgs) -> anyhow::Result<()> {
         }
         None => {
             message!("`{}` is in `{}`; its token is shown only this once", args.name, path.display());
-            print::line(token.reveal());
+            print::line(token.reveal())?;
         }
     }
     if let Some(dir) = state_dir {
@@ -182,8 +182,7 @@ fn list(path: &Path, as_json: bool) -> anyhow::Result<()> {
                 })
             })
             .collect();
-        print::line(&serde_json::to_string_pretty(&entries)?);
-        return Ok(());
+        return print::line(&serde_json::to_string_pretty(&entries)?);
     }
     let rows = file.all().map(|(is_token, entry)| {
         let roots: Vec<String> = entry.roots.iter().map(|root| root.display().to_string()).collect();

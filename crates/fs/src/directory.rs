@@ -127,7 +127,7 @@ pub fn read_directory(
         for_each_entry(dir.as_fd(), cancel, |name, file_type| {
             count += 1;
             if count > most {
-                let advice = "ask for it with `details`, in parts";
+                let advice = "list it in parts, with `details`";
                 return Err(ErrorKind::TooMany { most, advice });
             }
             let Some(kind) = kind_of(dir.as_fd(), name, file_type) else { return Ok(()) };

@@ -312,7 +312,7 @@ pub fn set_metadata(view: &View, path: &Path, links: Links, to: MetadataChange) 
 /// Checks that a mode has only bits that a request may set.
 pub(crate) fn permissions(mode: u32) -> Result<Mode, ErrorKind> {
     if mode > 0o7777 {
-        return Err(ErrorKind::InvalidInput("a mode has twelve bits, up to 0o7777"));
+        return Err(ErrorKind::InvalidInput("a mode must be at most 0o7777"));
     }
     Ok(Mode::from_raw_mode(mode))
 }
@@ -320,7 +320,7 @@ pub(crate) fn permissions(mode: u32) -> Result<Mode, ErrorKind> {
 /// The timestamps for `futimens` and `utimensat`: a new modification time, and an unchanged access time.
 pub(crate) fn times(modified: Moment) -> Result<Timestamps, ErrorKind> {
     if modified.nanos >= 1_000_000_000 {
-        return Err(ErrorKind::InvalidInput("nanoseconds go up to 999,999,999"));
+        return Err(ErrorKind::InvalidInput("the nanoseconds must be at most 999,999,999"));
     }
     let untouched = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
     let last_modification = Timespec { tv_sec: modified.seconds, tv_nsec: i64::from(modified.nanos) };

@@ -275,7 +275,7 @@ fn read_lines(
     cancel: &Cancel,
 ) -> Result<Option<(Vec<u8>, bool)>, ErrorKind> {
     if first == 0 {
-        return Err(ErrorKind::InvalidInput("lines are counted from 1"));
+        return Err(ErrorKind::InvalidInput("line numbers begin at 1"));
     }
     let mut to_skip = first - 1;
     let mut to_take = count;

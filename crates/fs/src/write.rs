@@ -543,7 +543,7 @@ impl Drop for Draft {
 fn open_kept_draft(target: &WriteTarget, word: &str) -> Result<ScratchFile, ErrorKind> {
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     if word.is_empty() || word.len() > 64 || !word.bytes().all(is_word) {
-        return Err(ErrorKind::InvalidInput("`keep` is 1 to 64 letters, digits, `-` and `_`"));
+        return Err(ErrorKind::InvalidInput("`keep` must be 1 to 64 letters, digits, `-` and `_`"));
     }
     let name = target.kept_name(word);
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;

@@ -113,8 +113,10 @@ pub struct Endpoint {
 /// Why a server cannot be reached, or refused a request.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// The variable that should hold the token is not set.
-    #[error("`bearer_token_env_var` names `{variable}`, which is not set; set the variable, or remove this key")]
+    /// The variable that should hold the token is not set or is empty.
+    #[error(
+        "`bearer_token_env_var` names `{variable}`, which is not set or is empty; set the variable, or remove this key"
+    )]
     NoToken { variable: String },
     /// A header that cannot be sent.
     #[error("the header `{name}` cannot be sent to an MCP server: {reason}")]
@@ -212,7 +214,7 @@ impl Endpoint {
             let failed = |reason| HttpError::Header { name: name.clone(), reason };
             let parsed: HeaderName = name.parse().map_err(|_| failed("not a valid header name"))?;
             if RESERVED.contains(&parsed.as_str()) {
-                return Err(failed("the protocol uses this header itself"));
+                return Err(failed("the MCP client sets this header itself"));
             }
             let mut value = HeaderValue::from_str(value).map_err(|_| failed("its value is not valid in a header"))?;
             value.set_sensitive(true);

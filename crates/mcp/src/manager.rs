@@ -366,7 +366,7 @@ impl Manager {
                 match list::list(&connection, kind, server.config.tool_timeout).await {
                     Ok(items) => Some((server.name.clone(), items)),
                     Err(error) => {
-                        tracing::warn!(server = server.name, %error, "its items are missing from the list");
+                        tracing::warn!(server = server.name, %error, "could not list the items of the server");
                         None
                     }
                 }

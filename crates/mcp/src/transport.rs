@@ -236,7 +236,7 @@ impl StdioTransport {
         if matches!(self.leftovers, Some(LeftoverDeadline::GiveUp(_))) {
             return self.finish(StreamEnd::Exited(self.child.process.exit().map(Box::new)));
         }
-        tracing::info!(server = self.child.name, "it has exited; terminating the processes that it left running");
+        tracing::info!(server = self.child.name, "the server has exited; terminating processes that it left running");
         self.leftovers = Some(LeftoverDeadline::GiveUp(Instant::now() + GONE_WITHIN));
         let process = self.child.process.clone();
         self.child.tasks.lock().spawn(async move {

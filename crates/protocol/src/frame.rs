@@ -29,7 +29,7 @@ pub fn is_frame(message: &[u8]) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// The first byte is not the mark of this kind of frame.
-    #[error("a frame cannot begin with the byte {found:#04x}")]
+    #[error("the first byte {found:#04x} is not the mark of this kind of frame")]
     Mark {
         /// The first byte of the message.
         found: u8,

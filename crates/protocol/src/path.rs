@@ -35,7 +35,7 @@ pub enum PathError {
     #[error("the path contains a NUL byte")]
     Nul,
     /// The URI has a query or a fragment.
-    #[error("a `file:` URI has no query and no fragment")]
+    #[error("a `file:` URI must not have a query or a fragment")]
     QueryOrFragment,
     /// The URI has a host or a drive letter, so it is a path of another platform.
     #[error("the `file:` URI names a path that is foreign to this host")]

@@ -9,15 +9,13 @@ use std::{
 };
 
 use bytes::{Buf as _, Bytes};
+use exec_server_protocol::limits::FRAME_OUT_BYTES;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 
 use crate::{
     Framing, LINES_HEAD, LINES_MARK, WebSocketRole,
     frame::{self, CONTROL_MAX, FrameHeader, HEADER_MAX, Opcode},
 };
-
-/// Largest frame sent: 8 MiB. A reference peer drops the connection at a frame above 16 MiB.
-const FRAME_MAX: usize = 8 * 1024 * 1024;
 
 /// Capacity kept when everything is written: 256 KiB. Keeping more would hold the memory of one large message forever.
 const KEEP_BYTES: usize = 256 * 1024;
@@ -106,13 +104,13 @@ impl Outbox {
         let EncodedMessage { head, attached } = message;
         match (attached, self.framing) {
             (None, Framing::WebSocket { role: WebSocketRole::Server, .. })
-                if (LARGE..=FRAME_MAX).contains(&head.len()) =>
+                if (LARGE..=FRAME_OUT_BYTES).contains(&head.len()) =>
             {
                 let is_masked = false; // A server never masks.
                 self.frame_with_bytes(Opcode::Text, is_masked, &[], head.into());
             }
             (None, _) => self.encode(Opcode::Text, head.len(), |buf| buf.extend_from_slice(&head)),
-            (Some(attached), Framing::WebSocket { role, .. }) if head.len() + attached.len() <= FRAME_MAX => {
+            (Some(attached), Framing::WebSocket { role, .. }) if head.len() + attached.len() <= FRAME_OUT_BYTES => {
                 self.frame_with_bytes(Opcode::Binary, role == WebSocketRole::Client, &head, attached);
             }
             (Some(attached), _) => self.binary(&head, &attached),
@@ -311,7 +309,7 @@ impl Outbox {
         write(&mut self.buf);
         let total = self.buf.len().checked_sub(start + guess).expect("`write` only appends");
 
-        let first = total.min(FRAME_MAX);
+        let first = total.min(FRAME_OUT_BYTES);
         let (bytes, size, mask) = self.header(opcode, first, first == total, masked);
         if size > guess {
             self.buf.splice(start..start, std::iter::repeat_n(0, size - guess));
@@ -324,7 +322,7 @@ impl Outbox {
         self.mask(at, first, mask);
         at += first;
         while at < self.buf.len() {
-            let len = (self.buf.len() - at).min(FRAME_MAX);
+            let len = (self.buf.len() - at).min(FRAME_OUT_BYTES);
             let (bytes, size, mask) = self.header(Opcode::Continuation, len, at + len == self.buf.len(), masked);
             self.inserts.push_back(OutboxInsert { at, bytes: Bytes::copy_from_slice(&bytes[..size]) });
             self.mask(at, len, mask);

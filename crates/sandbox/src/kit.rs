@@ -48,12 +48,12 @@ pub enum KitError {
     NoLandlock,
     /// The Landlock ABI is too old: it does not keep a process from signalling others.
     #[error(
-        "this kernel has Landlock ABI {release}, which does not keep a process from signalling others; ABI {} (Linux 6.12) is needed",
+        "this kernel has Landlock ABI {abi}, which does not keep a process from signalling others; ABI {} (Linux 6.12) is needed",
         landlock::NEEDED
     )]
-    OldLandlock { release: u32 },
-    /// A Landlock rule for this path could not be made. With `/`, possibly the ruleset itself.
-    #[error("allow `{}`: {source}", path.display())]
+    OldLandlock { abi: u32 },
+    /// A Landlock rule for this path could not be made. For `/`, this can also mean that the ruleset could not be made.
+    #[error("cannot make a Landlock rule for `{}`: {source}", path.display())]
     Rule { path: std::path::PathBuf, source: io::Error },
 }
 
@@ -129,7 +129,7 @@ impl Kit {
 fn check_landlock(landlock: Option<u32>) -> Result<(), KitError> {
     match landlock {
         None => Err(KitError::NoLandlock),
-        Some(release) if release < landlock::NEEDED => Err(KitError::OldLandlock { release }),
+        Some(abi) if abi < landlock::NEEDED => Err(KitError::OldLandlock { abi }),
         Some(_) => Ok(()),
     }
 }

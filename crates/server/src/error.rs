@@ -87,10 +87,12 @@ pub(crate) enum Failure {
     )]
     HolderSilent { program: String, session: String, waited: Duration },
     #[error(
-        "start `{program}`: an earlier start of this id was withdrawn, and the holder process has not confirmed it yet; try again"
+        "start `{program}`: an earlier start with this process id was withdrawn, and the holder process has not confirmed the withdrawal yet; try again"
     )]
     WithdrawnPending { program: String },
-    #[error("create the holder of session {session}: {source}; try again, or restart the server if this persists")]
+    #[error(
+        "the holder process of session {session} could not be created: {source}; try again, or restart the server if this persists"
+    )]
     HolderFailed { session: String, source: io::Error },
     #[error("the server is shutting down; connect again")]
     Draining,
@@ -102,7 +104,7 @@ pub(crate) enum Failure {
     ForbiddenVariable { principal: String, name: String },
     #[error("`{principal}` may do this only in {needed}")]
     BelowFloor { principal: String, needed: &'static str },
-    #[error("`{path}`: a path of another kind of host")]
+    #[error("`{path}`: not a path of this host, because it names another host or a drive")]
     ForeignPath { path: String },
     #[error("{0}")]
     File(Box<exec_server_fs::Error>),

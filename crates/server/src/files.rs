@@ -160,7 +160,7 @@ impl Drop for DraftHandle {
 /// Makes this thread access files as a user until the returned value is dropped. Without a user nothing changes.
 pub(crate) fn act_as(user: Option<&Arc<FileUser>>) -> Result<Option<ActingUser>, Failure> {
     let acting = user.map(|user| user.enter()).transpose();
-    acting.map_err(|source| Failure::Host { what: "use files as the user of `--run-as`", source })
+    acting.map_err(|source| Failure::Host { what: "files cannot be used as the user of `--run-as`", source })
 }
 
 /// The purpose of an open file.

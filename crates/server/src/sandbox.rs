@@ -412,7 +412,7 @@ impl Sandboxes {
                 path.strip_prefix("/").ok().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
             let stat = statat(&root, below, AtFlags::SYMLINK_NOFOLLOW);
             let stat = stat
-                .map_err(|errno| Failure::NotEnforceable { what: format!("inspect the view of the files: {errno}") })?;
+                .map_err(|errno| Failure::NotEnforceable { what: format!("cannot inspect the file view: {errno}") })?;
             if !covers.contains(&stat.st_dev) {
                 covers.push(stat.st_dev);
             }

@@ -432,7 +432,7 @@ impl Session {
         tracing::warn!(
             session = short_id(&self.id),
             pid = process.pid,
-            "started after its start was withdrawn; killing it"
+            "the holder started a process after its start was withdrawn; killing the process"
         );
         self.record_running(process);
         self.state.lock().by_slot.insert(process.slot(), process.clone());

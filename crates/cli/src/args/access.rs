@@ -28,12 +28,13 @@ Examples:
 
 pub(super) const AUDIT_HELP: &str = "\
 Each line of an audit log has the hash of the previous one. Give the parts of a rotated log in order, the oldest first. \
-The anchor, a file in the server's state directory, records where the log began and how far it was written. Only with the anchor can \
+The anchor is a file that records where the log began and how far it was written. It is in the server's state directory or, if the \
+server removes that directory at exit, in ~/.local/state/exec-server/audit. Only with the anchor can \
 `verify` detect a truncated end or a replaced log; without it, the output says what was not checked. `verify` looks for the anchor in \
 --state-dir. Without this flag it looks in the state directories of this user, and then at the path that the log itself names, which a \
 forger could change.
 
-Exit codes: 0 the log is intact; 1 it is not, and the line is named; 2 invalid command line; 255 a file cannot be read
+Exit codes: 0 the log is intact; 1 it is not, and stderr says why; 2 invalid command line; 255 a file cannot be read
 
 Examples:
   exec-server audit verify /var/log/exec-server/audit.log

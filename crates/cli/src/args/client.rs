@@ -8,8 +8,9 @@ use super::values;
 
 const RUN_HELP: &str = "\
 Without a server the program runs here, in this directory, with this environment; killing this command also ends the program. \
-With --detach it runs on your background server on this machine, which the command starts if needed. On a server it runs in the server's \
-directory, with the server's core variables (PATH, HOME, USER, SHELL, LANG and similar).
+With --detach it runs on your background server on this machine, which the command starts if needed; directory and environment \
+stay the same. On any other server it runs in the server's directory, with the server's core variables (PATH, HOME, USER, SHELL, \
+LANG and similar).
 
 SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are forwarded. Ctrl-Z stops the program and this \
 command; `fg` continues both. After a broken link the command reconnects in the background. With -t on a server, \
@@ -36,7 +37,8 @@ Examples:
 
 const PS_HELP: &str = "\
 Running processes are listed first, the newest on top; --json uses the order of process/list, oldest first. \
-Ended processes are listed until they are forgotten (`exec-server prune`) or their session ends.
+Ended processes are listed until they are forgotten (`exec-server prune`) or their session ends. While a client is connected to the \
+session, the server also forgets old processes whose output this client has taken (`serve --closed-for` and `--closed-processes`).
 
 STATE is `running`, `blocked memory`, `blocked quota` or `blocked disk` (output has filled the memory limit, the disk quota or the disk, \
 and no reader takes it), `exited CODE`, `killed SIGNAL`, `timed out`, `out of memory` or `lost` (its holder died). The word `open` follows after a comma while a \
@@ -59,7 +61,8 @@ Writes the program's stdout to stdout and its stderr to stderr. Where output is 
 says so. The output of several processes is printed in whole lines, each with the prefix `ID |`. With --json each line is one event with \
 its number: `output` with stream and base64 bytes, `gap`, and with -f also `exited` and `closed`.
 
-With -f this command is a reader like any other: if its own output is not read, the process blocks once its log is full.
+With -f, if this command's output is not read and the log of the process is full, the process blocks. A process that was started with \
+`run --drop-oldest`, the default of `run --detach`, loses its oldest output instead.
 
 Exit codes:
   0    all output that the server still has was printed
@@ -78,8 +81,8 @@ const ATTACH_HELP: &str = "\
 Press Ctrl-] twice to detach and leave the process running. If the process has no terminal, press Enter as well. \
 All other keys go to the process, including Ctrl-C if the process has a terminal. A signal to this command only detaches.
 
-For a process with a terminal, the screen is redrawn from the latest output. For a running process without one, output is shown from \
-now on; for an ended one, its latest output. If the process has no terminal, Ctrl-D closes its stdin, but the end of piped input does not.
+For a process with a terminal, the screen is redrawn from the latest output. A running process without a terminal shows its output from \
+now on; an ended process, its latest output. If the process has no terminal, Ctrl-D closes its stdin, but the end of piped input does not.
 
 Exit codes:
   the process's own exit code, as in `exec-server run --help`
@@ -93,8 +96,11 @@ Examples:
   exec-server attach work";
 
 const KILL_HELP: &str = "\
-Without a signal, ends the process and all its descendants: SIGTERM, then SIGKILL after the grace period. \
-With -s SIG, -9 or -KILL, the process group gets only that signal. A process that has already ended is left as it is.
+Without a signal, sends SIGTERM to the process group. If the process, or a descendant that holds its streams, still runs after the \
+grace period, kills the process and all its descendants with SIGKILL. With --grace 0s, kills them at once. If the process ends within \
+the grace period, a descendant that ignored SIGTERM or left the process group, and does not hold the streams, runs until the session ends.
+
+With -s SIG, -9 or -KILL, the process group gets only that signal. A process that has ended and whose streams are closed is left as it is.
 
 Then waits until the process has ended. After a signal other than SIGKILL it does not wait, because the program may handle or \
 ignore the signal.
@@ -112,7 +118,7 @@ const WAIT_HELP: &str = "\
 Waits until the process has ended and its output is complete.
 
 Exit codes:
-  that of the last ID on the command line, as in `exec-server run --help`
+  the exit code of the last ID on the command line, as in `exec-server run --help`
   1    no such process
   255  the connection failed, or the process is lost (its holder died)
 
@@ -121,16 +127,17 @@ Examples:
   exec-server wait --json nightly";
 
 const FORGET_HELP: &str = "\
-Exit codes: 0 success; 1 no such process, or it is still running; 255 the connection failed
+Exit codes: 0 success; 1 no such process, or it or a descendant that holds its streams still runs; 255 the connection failed
 
 Examples:
   exec-server forget nightly
-  exec-server forget -f nightly   end it first: SIGTERM, and SIGKILL after 5 s
+  exec-server forget -f nightly   end it first, as `kill nightly` does
   exec-server forget --ended      all ended processes; see also `prune`";
 
 const PRUNE_HELP: &str = "\
-Forgets every ended process of all your sessions, with its output. Prints the ids, and on stderr \
-the size of the deleted output. On a terminal it asks first; elsewhere it deletes without asking.
+Forgets every ended process of all your sessions, with its output. Keeps a process whose state in `ps` has the word `open`, because \
+descendants still hold its streams. Prints the ids, and on stderr the size of the deleted output. On a terminal it asks first; \
+elsewhere it deletes without asking.
 
 Exit codes: 0 success; 1 you answered no; 255 the connection failed
 

@@ -22,11 +22,12 @@ A local file with a colon in its name is `./a:b`.
 As with cp(1), if the target is a directory, the source is copied into it; several sources need a directory as target; `-r DIR/.` \
 copies the contents of DIR. The command copies bytes, permission bits, symlinks (as symlinks), holes of files above 1 MiB and modification \
 times; existing directories keep their mode and time. It does not copy owners, \
-set-user-id and set-group-id bits, hard links and extended attributes. Pipes, sockets and devices in a \
+set-user-id and set-group-id bits, hard links or extended attributes. Pipes, sockets and devices in a \
 tree are skipped with a message.
 
-A file appears under its name only when it is complete: until then it is a hidden file beside it. If a copy was interrupted, the same \
-command continues it, unless the source has changed. A continued tree skips the files that have the same size, time and mode at the target. \
+A new file appears under its name only when it is complete. An existing file that cannot be replaced, such as one with several hard \
+links, is overwritten in place. If a copy was interrupted, the same command continues it, unless the source has changed. \
+A continued tree skips the files that have the same size, time and mode at the target. \
 A copy of a tree that ended with code 1 can be continued as well: a marker beside the tree, `.NAME.exec-server-cp`, stays until everything \
 is copied. Nothing is written outside of the target, \
 and no symlink in it is followed, whatever the server sends; a symlink is never replaced by a file or directory.

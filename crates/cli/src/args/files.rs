@@ -71,8 +71,8 @@ Examples:
   exec-server fs tree --ignore-rules";
 
 const GREP_HELP: &str = "\
-Searches files and directory trees. Skips binary files, hidden names and what .gitignore, .ignore and .git/info/exclude \
-exclude. A PATH that is a file is always searched. The syntax is that of Rust's regex crate. With --json prints one object per \
+Searches files and directory trees. Skips binary files, and below a directory also hidden names and what .gitignore, .ignore and \
+.git/info/exclude exclude. The syntax is that of Rust's regex crate. With --json prints one object per \
 line: path, line, offset, text (textBase64 if it is not UTF-8), spans, context. The last object for each PATH is a summary.
 
 Exit codes:
@@ -343,7 +343,7 @@ pub(crate) struct MkdirArgs {
 fn removable(text: OsString) -> Result<PathBuf, &'static str> {
     let bytes = text.as_bytes();
     match bytes.split(|byte| *byte == b'/').rfind(|part| !part.is_empty()) {
-        None if bytes.is_empty() => Err("the path is empty, which would be the working directory; write its name"),
+        None if bytes.is_empty() => Err("the path is empty; write the name of the file or directory to remove"),
         None => Err("the path is the root directory, which cannot be removed"),
         Some(b"." | b"..") => Err("the path ends in dots; write the name of the directory to remove"),
         Some(_) => Ok(PathBuf::from(text)),

@@ -8,7 +8,7 @@ use exec_server_server::admission::AllowedHost;
 use super::{client::ConnectArgs, values};
 
 pub(super) const MCP_HELP: &str = "\
-The executor is the machine of --connect, by default this one.
+The executor is the machine that --connect or its default selects.
 
 Exit codes: see the help of each command, such as `exec-server mcp call --help`
 
@@ -34,8 +34,8 @@ pub(crate) enum McpCommand {
 }
 
 const BRIDGE_HELP: &str = "\
-For the configuration of any MCP client: the client starts this command, and the MCP server runs on the executor (the machine of \
---connect, by default this one), where the files are. Bytes are copied unchanged in both directions; the server's stderr is copied to \
+For the configuration of any MCP client: the client starts this command, and the MCP server runs on the executor (the machine that \
+--connect or its default selects), where the files are. Bytes are copied unchanged in both directions; the server's stderr is copied to \
 stderr. After a cut link or a restart of exec-server on the executor the bridge reconnects, and neither the client nor the server notices.
 
 The bridge ends when the MCP client closes stdin or stdout, or on SIGTERM, SIGINT or SIGHUP. It closes the server's stdin and waits until \
@@ -46,12 +46,12 @@ The server gets the executor's core variables (PATH, HOME, USER, SHELL, LANG and
 --env-remote.
 
 Exit codes:
-  the server's own exit code, or 128+n if signal n ended it
-  0    the MCP client closed stdin
+  the server's own exit code if it ended by itself, or 128+n if signal n ended it
+  0    the bridge ended the server: the MCP client closed stdin
   126  the server could not be executed
   127  the server was not found
-  128+n  the bridge received signal n
-  141  standard output was closed (128+SIGPIPE)
+  128+n  the bridge ended the server: the bridge received signal n
+  141  the bridge ended the server: standard output was closed (128+SIGPIPE)
   255  exec-server or its connection failed, or the MCP server was lost
 
 Examples:
@@ -93,8 +93,8 @@ Starts every enabled server, lists its tools, and ends all servers again. A serv
 reported with the reason, and the others are listed. With --json prints one array of objects: name, state, reason, environment, \
 transport, tools (name, qualifiedName, description, inputSchema and other fields of the server), resources, resourceTemplates, prompts.
 
-An MCP server with `environment = \"remote\"` in the configuration runs on the machine of --connect or $EXEC_SERVER_URL; the flag does not \
-affect other MCP servers.
+An MCP server with `environment = \"remote\"` in the configuration runs on the server that --connect or its default selects. \
+--connect does not affect other MCP servers.
 
 Exit codes:
   0    every enabled server was listed
@@ -110,10 +110,10 @@ Examples:
   exec-server mcp list --json | jq -r '.[].tools[].qualifiedName'";
 
 const STATUS_HELP: &str = "\
-Starts no server and makes no connection. The environment of a server is where it runs: `local`, `remote` (the machine of --connect), \
-a name of environments.toml or a URL. The state of a server is notStarted (it can be started), disabled (in the configuration) or failed \
-(there is no such environment; stderr has the reason). With --json prints one array of objects: name, state, reason, environment, \
-transport, command or url, required.
+Starts no server and makes no connection. The environment of a server is where it runs: `local`, `remote` (the server that \
+--connect or its default selects), a name of environments.toml or a URL. The state of a server is notStarted (it can be started), \
+disabled (in the configuration) or failed (there is no such environment; stderr has the reason). With --json prints one array of \
+objects: name, state, reason, environment, transport, command or url, required.
 
 Exit codes: 0; 1 some servers cannot be started as configured; 2; 141; 255; see `exec-server mcp list --help`
 
@@ -123,9 +123,9 @@ Examples:
 
 const CALL_HELP: &str = "\
 Starts only SERVER, calls the tool and ends the server. Writes the text of the result to stdout; with --json \
-the whole result as one object: content, structuredContent, isError, _meta. On a terminal, progress is shown on stderr, and you are \
-asked if the server needs an answer from the user (elicitation); without a terminal the question is declined. Ctrl-C cancels the call. \
-An MCP server with `environment = \"remote\"` in the configuration runs on the machine of --connect.
+the whole result as one object: content, structuredContent, isError, _meta. On a terminal, progress is shown on stderr, and if \
+the server needs an answer from the user (elicitation), you are asked; without a terminal the question is declined. Ctrl-C cancels the call. \
+An MCP server with `environment = \"remote\"` in the configuration runs on the server that --connect or its default selects.
 
 Exit codes:
   0    success
@@ -197,8 +197,8 @@ pub(crate) struct McpCallArgs {
 }
 
 const SERVE_MCP_HELP: &str = "\
-An MCP client gets tools that run commands and read, write, edit, list and search files on the executor (the machine of \
---connect, by default this one). On stdio only messages are written to stdout. With --http the first line is \
+An MCP client gets tools that run commands and read, write, edit, list and search files on the executor (the machine that \
+--connect or its default selects). Without --http, only MCP messages are written to stdout. With --http the first line is \
 the URL with the token; clients send the token as `Authorization: Bearer TOKEN` or in the URL.
 
 The processes of an MCP session end with it: at EOF on stdin, by DELETE, after --session-idle, or when SIGTERM, SIGINT or SIGHUP ends this \
@@ -207,7 +207,7 @@ command.
 With --root, file tools can access only DIR, and processes can write only there; processes can also read what programs need to run \
 (/usr, /etc and similar) and the directories of --readable. `.git` directly below DIR is read-only without --writable-git: hooks and settings \
 in it run commands when you use git there. If the host cannot enforce --root, the command fails. With --read-only and without --root, \
-all files can be read, except the own files of the executor's server, such as tokens, if that server supports sandboxes.
+all files can be read; if the executor's server supports sandboxes, its own files, such as tokens, are hidden.
 
 With --http on an address beyond loopback, --insecure-plaintext is required: the command itself has no TLS, so put a TLS proxy in front of it.
 

@@ -69,7 +69,7 @@ fn memfd() -> CheckOutcome {
 fn openat2() -> CheckOutcome {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let opened = rustix::fs::openat2(rustix::fs::CWD, "/", flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS);
-    of_call(opened, CheckState::Weak, "a seccomp filter may forbid it; allow it")
+    of_call(opened, CheckState::Weak, "a seccomp filter may forbid openat2; allow it")
 }
 
 fn proc_mounted() -> CheckOutcome {
@@ -130,7 +130,7 @@ fn cgroup() -> CheckOutcome {
         return weak(format!("`{own}` is not delegated to us"), ADVICE);
     }
     if !has("pids") || !has("memory") {
-        return weak(format!("delegated, without pids or memory: `{}`", controllers.trim()), ADVICE);
+        return weak(format!("delegated with `{}`; pids or memory is missing", controllers.trim()), ADVICE);
     }
     // The root cgroup never has `cgroup.kill`.
     if !dir.join("cgroup.kill").exists() && own != "/" {

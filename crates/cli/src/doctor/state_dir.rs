@@ -35,7 +35,7 @@ fn permissions(dir: &Path) -> CheckOutcome {
         Ok(found) if is_ours_alone(&found) => fine(format!("`{shown}`, accessible only to you")),
         Ok(found) => missing(
             format!("`{shown}` has mode {:o} and owner {}", found.mode() & 0o777, found.uid()),
-            "change the owner to yourself and the mode to 0700: anyone who can read the directory has your token",
+            "change the owner to yourself and the mode to 0700: a server refuses a directory that others can access",
         ),
     }
 }
@@ -55,11 +55,14 @@ fn space(dir: &Path) -> CheckOutcome {
     if kind.f_type == TMPFS {
         return weak(
             format!("{seen}, in memory (tmpfs)"),
-            "put the state directory on a disk, or bound it with `--disk-per-process`",
+            "put the state directory on a disk, or limit the output stored in it with `--disk-per-process`",
         );
     }
     if free < LITTLE_SPACE {
-        return weak(seen, "free some space: without it, the output of a detached process stays in memory");
+        return weak(
+            seen,
+            "free some space: when the disk is full, a detached process blocks, or with `dropOldest` loses output",
+        );
     }
     fine(seen)
 }
@@ -143,11 +146,11 @@ fn find_by_command_line(dir: &Path) -> Option<u32> {
 fn pid_with_lock(dir: &Path) -> Option<u32> {
     let lock = File::open(dir.join("lock")).and_then(|file| file.metadata()).ok()?;
     let locks = fs::read_to_string("/proc/locks").ok()?;
+    // The field `file` is `MAJOR:MINOR:INODE`. Compare only the inode: the kernel prints the device of the super block,
+    // which differs from `st_dev` on btrfs, and on overlayfs with layers on several file systems.
     let inode = format!(":{}", lock.ino());
     locks.lines().find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-    // The field `file` is `MAJOR:MINOR:INODE`. Compare only the inode: the kernel prints the device of the super block,
-    // which differs from `st_dev` on btrfs, and on overlayfs with layers on several file systems.
         let [_, "FLOCK", _, _, pid, file, ..] = fields.as_slice() else { return None };
         file.ends_with(&inode).then(|| pid.parse().ok()).flatten()
     })

@@ -205,17 +205,17 @@ fn report_missing(summary: &SearchSummary) {
     }
     if summary.scan.truncated {
         let cuts: Vec<&str> = summary.scan.truncated_by.iter().map(|cut| cut_word(*cut)).collect();
-        report!("results are incomplete; limit reached: {}", cuts.join(", "));
+        report!("results are incomplete; reason: {}", cuts.join(", "));
     }
 }
 
 pub(super) fn cut_word(cut: Cut) -> &'static str {
     match cut {
         Cut::Cancelled => "cancelled",
-        Cut::Time => "time",
-        Cut::Depth => "depth",
-        Cut::Entries => "entries",
-        Cut::Results => "number of results",
-        Cut::Bytes => "bytes of results",
+        Cut::Time => "time limit",
+        Cut::Depth => "depth limit",
+        Cut::Entries => "limit of entries",
+        Cut::Results => "limit of results",
+        Cut::Bytes => "limit of result bytes",
     }
 }

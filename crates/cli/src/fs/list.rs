@@ -295,7 +295,7 @@ fn report_if_cut(summary: &ScanSummary, depth: Option<u64>, failures: &FailureCo
         .map(|cut| cut_word(*cut))
         .collect();
     if !cuts.is_empty() {
-        report!("the tree is incomplete; limit reached: {}", cuts.join(", "));
+        report!("the tree is incomplete; reason: {}", cuts.join(", "));
     }
     let is_whole = cuts.is_empty() && summary.error_count == 0;
     Ok(if is_whole { failures.code() } else { codes::FILES_FAILED })

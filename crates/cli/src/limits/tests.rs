@@ -30,7 +30,7 @@ fn of_mcp_serve() -> Vec<Limit> {
         "`mcp serve`: calls under way, of all sessions": Count(u64::from(mcp::CALLS)) => "`isError`";
         "`mcp serve`: sessions over HTTP": Count(mcp::SESSIONS as u64) => "503";
         "`mcp serve`: connections": Count(mcp::CONNECTIONS as u64) => "others wait to be accepted";
-        "`mcp serve`: connections that have shown no token": Count(mcp::STRANGERS as u64) =>
+        "`mcp serve`: connections that have shown no token": Count(mcp::UNAUTHENTICATED as u64) =>
             "the oldest makes room for the next";
         "`mcp serve`: head of a request": Bytes(mcp::HEAD_BYTES as u64) => "431";
         "`mcp serve`: headers of a request": Count(mcp::HEADERS as u64) => "431";

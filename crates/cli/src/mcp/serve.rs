@@ -40,7 +40,8 @@ pub(crate) fn run(args: &args::McpServeArgs, token: Option<env_token::StoredToke
     }
     let from_env = token.map(env_token::StoredToken::read).transpose().context("read the stored token")?;
     let client_token = from_env.as_ref().map(|value| ClientToken::new(value.as_slice()));
-    let client_token = client_token.transpose().with_context(|| format!("use `{}`", env_token::NAME))?;
+    let client_token =
+        client_token.transpose().with_context(|| format!("read the token from `{}`", env_token::NAME))?;
     let server = Server::find_with(&args.connect, client_token)?;
     let is_here = server.is_none();
     let http_token = args.http.map(|_| find_token(args, from_env.filter(|_| is_here), is_here)).transpose()?;
@@ -170,7 +171,8 @@ async fn serve_http(
         ..AdmissionConfig::default()
     });
     let token = crate::serve::percent_encode(token.reveal());
-    print::line(&format!("http://{local}{}?token={token}", serve::http::PATH));
+    // The server runs also if stdout is closed.
+    print::line(&format!("http://{local}{}?token={token}", serve::http::PATH)).ok();
     serve::http::serve(server, listener, Arc::new(AdmissionGate(admission)), args.session_idle)
         .await
         .context("serve HTTP")
@@ -200,7 +202,7 @@ fn find_token(args: &args::McpServeArgs, from_env: Option<Zeroizing<Vec<u8>>>, i
         return Ok(Token::from_file(file)?);
     }
     match from_env {
-        Some(value) => Token::parse(&value).with_context(|| format!("use `{}`", env_token::NAME)),
+        Some(value) => Token::parse(&value).with_context(|| format!("read the token from `{}`", env_token::NAME)),
         None => Ok(Token::generate()?),
     }
 }

@@ -309,9 +309,15 @@ fn input_that_may_have_been_lost_with_the_link_is_not_treated_as_its_end() {
 fn signalled_on_a_dead_link(name: &str, number: Signal) -> (String, Option<i32>) {
     let server = TestServer::start();
     let mut is_cut = false;
+    let is_reported = Arc::new(AtomicBool::new(false));
+    let may_return = is_reported.clone();
     let proxy = MessageProxy::start(server.url(), move |side, message| {
         if asks(side, message, "process/signal") && !std::mem::replace(&mut is_cut, true) {
             return Verdict::Cut;
+        }
+        // A link that is back before the client reports its loss would not be reported at all.
+        if is_cut && asks(side, message, "initialize") {
+            wait_for("the report of the loss", || may_return.load(Ordering::SeqCst));
         }
         Verdict::Pass
     });
@@ -324,6 +330,7 @@ fn signalled_on_a_dead_link(name: &str, number: Signal) -> (String, Option<i32>)
     signal(child.id(), number);
     let mut stderr = child.stderr.take().expect("stderr is a pipe");
     let mut said = read_until(&mut stderr, "reconnecting\n");
+    is_reported.store(true, Ordering::SeqCst);
     if number == Signal::USR1 {
         // The two messages may come in either order.
         while !said.contains("may not have received it\n") {

@@ -158,7 +158,7 @@ fn grep_finds_lines_and_its_exit_code_tells_whether() {
     }
     let (out, said, code) = world.run(&["grep", "--max-matches", "1", "needle"]);
     assert_eq!((out.as_str(), code), ("src/a.rs:    needle();\n", Some(0)));
-    assert!(said.contains("results are incomplete; limit reached: number of results"), "{said}");
+    assert!(said.contains("results are incomplete; reason: limit of results"), "{said}");
 }
 
 #[test]

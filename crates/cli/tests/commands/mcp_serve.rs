@@ -472,7 +472,7 @@ fn calls_beyond_the_limit_are_refused_and_the_others_continue() {
     while refused < 6 {
         let answer = mcp.next();
         assert_eq!(answer["result"]["isError"], true, "{answer}");
-        assert!(answer.to_string().contains("limit reached: 64 calls in progress"), "{answer}");
+        assert!(answer.to_string().contains("limit reached: 64 calls per session"), "{answer}");
         assert!(left.remove(&answer["id"].as_u64().expect("an id")));
         refused += 1;
     }

@@ -24,7 +24,18 @@ fn a_token_is_created_for_the_server_that_its_listener_or_url_names() {
     }
     let (_, said, code) = outcome(home.command(&["token", "create", "elsewhere", "--connect", "ssh://build-host"]));
     assert_eq!(code, Some(255));
-    assert!(said.contains("run `exec-server token create` on the machine of the server"));
+    assert!(said.contains("run `exec-server token` on the machine of the server"));
+}
+
+#[test]
+fn a_token_that_cannot_be_printed_is_an_error() {
+    let home = Home::new();
+    let mut command = home.command(&["token", "create", "unseen"]);
+    command.stdout(fs::File::options().write(true).open("/dev/full").expect("open"));
+    let ended = finish(command);
+    assert_eq!(ended.status.code(), Some(255));
+    let text = String::from_utf8_lossy(&ended.stderr);
+    assert!(text.contains("write standard output: No space left on device"), "{text}");
 }
 
 #[test]

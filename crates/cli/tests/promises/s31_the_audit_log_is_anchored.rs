@@ -109,7 +109,7 @@ const TAMPERINGS: [Tampering; 18] = [
     (
         "a line removed in the middle",
         |old, _| drop(old.remove(4)),
-        "line 5 does not follow: 1 before it are missing (number 5)",
+        "line 5 does not follow: 1 before it are missing (from number 5)",
     ),
     (
         "a line changed",
@@ -123,7 +123,7 @@ const TAMPERINGS: [Tampering; 18] = [
             old[3] = old[3].replacen("\"event\":\"", "\"event\":\"x", 1);
             forge(&mut old[..4], 3, 4, prev);
         },
-        "line 5 does not follow from the one before",
+        "line 5 does not follow from the line before",
     ),
     ("two lines swapped", |old, _| old.swap(2, 3), "line 3 does not follow"),
     ("a line repeated at the end", |_, new| new.push(new[1].clone()), "is out of order"),

@@ -68,7 +68,7 @@ pub enum EnvironmentError {
         variable: &'static str,
     },
     /// The token in `EXEC_SERVER_TOKEN` is not valid.
-    #[error("use the token in `{TOKEN_VARIABLE}`")]
+    #[error("invalid token in `{TOKEN_VARIABLE}`")]
     Token {
         /// Why the token is not valid.
         source: TokenError,

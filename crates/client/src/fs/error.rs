@@ -187,7 +187,10 @@ mod tests {
         };
         assert_eq!(shown("open `/a b`: no such file"), "open `/a b`: no such file");
         assert_eq!(shown("look at `/a b`: no such file"), "open `/a b`: no such file");
-        assert_eq!(shown("`/a b`: a path of another kind of host"), "open `/a b`: a path of another kind of host");
+        assert_eq!(
+            shown("`/a b`: not a path of this host, because it names another host or a drive"),
+            "open `/a b`: not a path of this host, because it names another host or a drive"
+        );
         // A message that begins with other text, or names another path, is left unchanged.
         assert_eq!(shown("open `/a`: no such file"), "open `/a b`: open `/a`: no such file");
         assert_eq!(shown("`x` may not read `/a b`: no"), "open `/a b`: `x` may not read `/a b`: no");

@@ -10,13 +10,16 @@ use super::target::TargetError;
 /// Between single quotes every character stands for itself. Between double quotes a backslash escapes `"`, `\`, `$` and the backtick, and
 /// is literal before other characters. Outside of quotes a backslash escapes any next character.
 pub(super) fn split(text: &str) -> Result<Vec<String>, TargetError> {
+    // No argument of a program can contain NUL.
+    if text.contains('\0') {
+        return Err(TargetError::new("NUL character in the command"));
+    }
     let mut words = Vec::new();
     // `None` between words. `''` is a word; a run of blanks is not.
     let mut word: Option<String> = None;
     let mut chars = text.chars();
     while let Some(char) = chars.next() {
         match char {
-            '\0' => return Err(TargetError::new("NUL character in the command")),
             ' ' | '\t' | '\n' | '\r' => words.extend(word.take()),
             '\'' => {
                 let quoted = chars.as_str().split_once('\'');
@@ -72,6 +75,9 @@ mod tests {
             ("\"open\\", None),
             ("end\\", None),
             ("nul\0", None),
+            ("'nul\0'", None),
+            ("\"nul\0\"", None),
+            ("nul\\\0", None),
         ] {
             assert_eq!(
                 split(text).ok(),

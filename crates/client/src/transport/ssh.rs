@@ -191,12 +191,14 @@ impl Ssh {
     fn install_hint(&self) -> String {
         let login = self.login();
         if let Some(server) = &self.server {
-            return format!("there is no `{server}` on {login}; leave the path out to use the one in PATH there");
+            return format!(
+                "there is no `{server}` on {login}; leave the path out to use the `exec-server` in PATH there"
+            );
         }
         let port = self.port.map(|port| format!("-p {port} ")).unwrap_or_default();
         format!(
-            "there is no `exec-server` on {login}, not in PATH, ~/.local/bin or ~/.cargo/bin; for the same kind of machine \
-             this installs it: ssh {port}{login} 'mkdir -p .local/bin && cat >.local/bin/exec-server && \
+            "there is no `exec-server` on {login}, not in PATH, ~/.local/bin or ~/.cargo/bin; if both machines are of \
+             the same kind, this installs it: ssh {port}{login} 'mkdir -p .local/bin && cat >.local/bin/exec-server && \
              chmod +x .local/bin/exec-server' <\"$(command -v exec-server)\"; \
              if it is elsewhere, add its path: {self}/path/to/exec-server"
         )

@@ -17,17 +17,20 @@
 //! Failure path: if the program is missing, is not ours, or hangs, the error says which, and the program has been
 //! killed and waited for.
 
-use std::ffi::OsStr;
-use std::io::{self, Read};
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::{
+    ffi::OsStr,
+    io::{self, Read},
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    process::{Child, ChildStderr, Command, ExitStatus, Stdio},
+};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::{AddressFamily, SocketType, sockopt};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    net::{AddressFamily, SocketType, sockopt},
+};
 
-use super::holder_request::LAYOUT;
-use super::{SpawnerHandle, fork_serving, socket_pair};
+use super::{SpawnerHandle, fork_serving, holder_request::LAYOUT, socket_pair};
 use crate::{control, title};
 
 /// The first argument of a program that is to become a spawner.
@@ -62,7 +65,11 @@ pub enum ExecError {
     #[error("`{}` did not become a spawner within {GREETING_WITHIN_S} s", program.display())]
     Silent { program: PathBuf },
     /// The program is an exec-server of another release.
-    #[error("`{}` has spawner layout {theirs}, but this program needs {ours}; install the same release of both", program.display())]
+    #[error(
+        "`{}` accepts spawner requests of layout {theirs}, but this program sends layout {ours}; \
+         install the same release of both",
+        program.display()
+    )]
     Layout { program: PathBuf, theirs: u32, ours: u32 },
     /// Stdin is not the socket that [`exec_spawner`] passes.
     #[error("standard input is not a spawner's socket; only programs that embed exec-server may use `{ARGUMENT}`")]

@@ -16,18 +16,17 @@ use super::{
     memory::{MemoryMap, WriteAccess},
 };
 
-/// Bounds of the free memory in the pool, in whole segments. The lower bound is enough for the hand-over between one
-/// full log and its reader. With many logs, more segments are returned at a time.
-const POOL_LEAST: usize = 4;
-const POOL_MOST: usize = 16;
-
-/// Divisor: within the bounds above, the free memory in the pool may be this fraction (one half) of the memory that is
-/// lent to readers.
+/// The pool limits its free memory to the memory lent to readers divided by this.
 const POOL_SHARE: usize = 2;
 
-/// Maximum number of free segments in the pool. It can be above `POOL_MOST`, because most segments of short processes
-/// have only a page or two in memory.
-const POOL_MAX: usize = 32;
+/// Least and greatest value of that limit, in segments. The least is enough for the hand-over between one full log and
+/// its reader. With many logs, readers return more segments at a time, so the limit grows.
+const FREE_LIMIT_MIN: usize = 4;
+const FREE_LIMIT_MAX: usize = 16;
+
+/// Maximum number of free segments. It is above `FREE_LIMIT_MAX`, because only touched pages count as free memory, and
+/// most segments of short processes have touched only one or two.
+const FREE_SEGMENTS_MAX: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SegmentLocation {
@@ -285,7 +284,7 @@ pub struct SegmentPool {
 
 impl SegmentPool {
     pub fn new() -> Self {
-        Self { free: Vec::with_capacity(POOL_MAX), made: 0 }
+        Self { free: Vec::with_capacity(FREE_SEGMENTS_MAX), made: 0 }
     }
 
     /// Whether the next segment can reuse free memory and needs neither new memory nor an fd.
@@ -299,8 +298,8 @@ impl SegmentPool {
     /// to unmap it.
     pub fn recycle(&mut self, segment: Segment, lent: usize) -> Option<u64> {
         let touched: usize = self.free.iter().map(|free| free.touched).sum();
-        let most = (lent / POOL_SHARE).clamp(POOL_LEAST, POOL_MOST) * SEGMENT_BYTES;
-        if self.free.len() < POOL_MAX && touched + segment.touched <= most {
+        let most = (lent / POOL_SHARE).clamp(FREE_LIMIT_MIN, FREE_LIMIT_MAX) * SEGMENT_BYTES;
+        if self.free.len() < FREE_SEGMENTS_MAX && touched + segment.touched <= most {
             self.free.push(segment);
             return None;
         }

@@ -89,15 +89,15 @@ pub enum KeyFault {
     InlineToken,
     /// The SSE transport, which streamable HTTP has replaced in MCP.
     #[error(
-        "the `sse` transport is not supported; use `http` with the server's address for streamable HTTP (often the same, ending in `/mcp`), \
-         or a `command` that translates between the two"
+        "the `sse` transport is not supported; if the server also offers streamable HTTP, use `http` with that address (often the \
+         same host, with a path that ends in `/mcp`); otherwise use a `command` that translates between stdio and SSE"
     )]
     Sse,
     /// An unknown transport.
     #[error("must be `stdio` or `http`")]
     Transport,
     /// `type` or `transport` does not fit the other keys of the server.
-    #[error("`{says}` needs `{key}`")]
+    #[error("`{says}` needs `{key}`, and a server cannot have both `command` and a URL")]
     WrongTransport {
         /// The transport that the file names.
         says: &'static str,

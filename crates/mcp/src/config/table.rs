@@ -211,7 +211,7 @@ pub(super) fn parse(text: &str, path: &Path, format: Format) -> Result<Map<Strin
     };
     match value {
         Value::Object(top) => Ok(top),
-        _ => Err(syntax("JSON", None, "it must be an object, `{ \"mcpServers\": { … } }`".to_owned())),
+        _ => Err(syntax("JSON", None, "the top level must be an object, `{ \"mcpServers\": { … } }`".to_owned())),
     }
 }
 

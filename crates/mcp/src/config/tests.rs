@@ -286,8 +286,11 @@ fn an_error_names_the_file_the_server_and_the_key_but_no_value() {
         ("command = 'x'\nenabledTools = ['a']", "key `enabledTools`: unknown; did you mean `enabled_tools`?"),
         ("comand = 'x'", "key `comand`: unknown; did you mean `command`?"),
         ("command = 'x'\narg = []", "key `arg`: unknown; did you mean `args`?"),
-        ("url = 'http://h/'\ntype = 'sse'", "key `type`: the `sse` transport is not supported; use"),
-        ("url = 'http://h/'\ntransport = 'sse'", "key `transport`: the `sse` transport is not supported; use"),
+        ("url = 'http://h/'\ntype = 'sse'", "key `type`: the `sse` transport is not supported; if the server"),
+        (
+            "url = 'http://h/'\ntransport = 'sse'",
+            "key `transport`: the `sse` transport is not supported; if the server",
+        ),
         ("url = 'http://h/'\ntype = 'stdio'", "key `type`: `stdio` needs `command`"),
         ("command = 'x'\ntype = 'http'", "key `type`: `http` needs `url`"),
         ("command = 'x'\ntype = 'pigeon'", "key `type`: must be `stdio` or `http`"),
@@ -310,7 +313,7 @@ fn a_remote_directory_is_absolute_by_the_rules_of_any_system() {
 fn malformed_files_are_refused() {
     assert!(refused(toml("a = 1\n[mcp_servers")).starts_with("`mcp.toml` is not TOML, line 2: "));
     assert!(refused(json("{\n  'a'")).starts_with("`mcp.json` is not JSON: "));
-    assert!(refused(json("[]")).contains("it must be an object"));
+    assert!(refused(json("[]")).contains("the top level must be an object"));
     assert!(
         refused(json(r#"{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}"#))
             .contains("`a` is defined twice")

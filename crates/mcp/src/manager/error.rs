@@ -31,7 +31,7 @@ pub enum Error {
     #[error("MCP server `{server}`: its executor cannot be used: {source}")]
     Host { server: String, source: client::Error },
     /// The executor was not reached, or did not start the server, within the timeout.
-    #[error("MCP server `{server}`: its executor {host} was not reached within {within:?} (`startup_timeout_sec`)")]
+    #[error("MCP server `{server}`: its executor {host} did not answer within {within:?} (`startup_timeout_sec`)")]
     HostTimeout { server: String, host: String, within: Duration },
     /// The server's program could not be started.
     #[error("MCP server `{server}`: {source}")]
@@ -95,7 +95,7 @@ pub enum Error {
     #[error("{}", unusable(server, reason))]
     Failed { server: String, reason: String },
     /// The start was cancelled, or the manager has shut down.
-    #[error("MCP server `{server}` was cancelled")]
+    #[error("MCP server `{server}` was stopped, or its start was cancelled")]
     Cancelled { server: String },
     /// Servers with `required` cannot be used, so the start of the manager failed.
     #[error("required MCP servers cannot be used:{}", reasons(failed))]

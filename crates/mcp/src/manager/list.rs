@@ -64,7 +64,7 @@ async fn pages<T: DeserializeOwned>(connection: &ServerConnection, kind: ListKin
         for item in found {
             match T::deserialize(item) {
                 Ok(item) => items.push(item),
-                Err(error) => tracing::warn!(server, method = kind.method, %error, "an item is left out"),
+                Err(error) => tracing::warn!(server, method = kind.method, %error, "an unreadable item is left out"),
             }
         }
         let cursor = match page.get_mut("nextCursor").map(Value::take) {

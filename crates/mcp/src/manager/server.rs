@@ -239,7 +239,7 @@ impl ManagedServer {
                 self.set(attempts.status());
             }
             let pause = pause(restarts, attempts.in_a_row());
-            tracing::warn!(server = self.name, reason = crash.reason, ?pause, "restarting after a crash");
+            tracing::warn!(server = self.name, reason = crash.reason, ?pause, "restarting the server after a pause");
             tokio::select! {
                 biased;
                 () = stopped(&mut stop) => return ServerStatus::Cancelled,
@@ -316,7 +316,7 @@ impl ManagedServer {
         }
         token.cancel();
         if !is_done && time::timeout(END_WITHIN, done).await.is_err() {
-            tracing::warn!(server = self.name, "its connection did not end in time");
+            tracing::warn!(server = self.name, "the connection to the server did not end in time");
         }
         crash
     }
@@ -325,7 +325,7 @@ impl ManagedServer {
     async fn refresh_tools(&self, connection: &ServerConnection) {
         match list::list(connection, list::TOOLS, self.config.startup_timeout).await {
             Ok(tools) => self.last_connection.lock().tools = Some(tools),
-            Err(error) => tracing::warn!(server = self.name, %error, "its tools changed, but cannot be listed"),
+            Err(error) => tracing::warn!(server = self.name, %error, "the tools changed, but cannot be listed"),
         }
     }
 

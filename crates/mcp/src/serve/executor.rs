@@ -100,10 +100,10 @@ impl fmt::Debug for ServeConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The executor cannot be reached, or does not report its environment.
-    #[error("reach the executor")]
+    #[error("the executor cannot be used")]
     Executor(#[source] Error),
     /// The root cannot be used.
-    #[error("use the root `{}`", root.display())]
+    #[error("the root `{}` cannot be used", root.display())]
     Root { root: PathBuf, source: fs::FileError },
     /// The root is a file.
     #[error("the root `{}` is not a directory", root.display())]

@@ -116,7 +116,8 @@ impl ServerHandler for SessionHandler {
         else {
             let most = limits::CALLS_OF_SESSION;
             let all = limits::CALLS;
-            let text = format!("limit reached: {most} calls in progress ({all} in all sessions); wait for one to end");
+            let text =
+                format!("limit reached: {most} calls per session, {all} in all sessions; wait for a call to end");
             return Ok(tools::ToolFailure(text).into_result().into());
         };
         let call = CallContext {

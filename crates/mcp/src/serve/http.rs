@@ -219,7 +219,7 @@ impl UnauthenticatedConnection {
     /// Adds a connection. Closes the oldest one if there are too many.
     fn register(table: &UnauthenticatedConnections) -> Self {
         let mut waiting = table.lock();
-        if waiting.len() >= limits::STRANGERS
+        if waiting.len() >= limits::UNAUTHENTICATED
             && let Some(oldest) = waiting.pop_front()
         {
             oldest.notify_one();

@@ -20,7 +20,7 @@ pub const SESSIONS: usize = 64;
 pub const CONNECTIONS: usize = 256;
 
 /// Concurrent connections that have not shown a token yet. If there are more, the oldest is closed.
-pub const STRANGERS: usize = 64;
+pub const UNAUTHENTICATED: usize = 64;
 
 /// The largest request head in bytes, the same as for `exec-server serve`.
 pub const HEAD_BYTES: usize = 8 << 10;

@@ -59,7 +59,7 @@ pub(super) enum SessionsError {
         most: usize,
     },
     /// An error of rmcp.
-    #[error("session manager")]
+    #[error("the MCP session manager failed")]
     Inner(#[from] LocalSessionManagerError),
 }
 

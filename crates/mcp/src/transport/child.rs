@@ -170,7 +170,7 @@ impl ServerProcess {
         }
         let within = CLOSE_GRACE + GONE_WITHIN;
         if time::timeout(within, async { tokio::join!(self.terminate(), closed) }).await.is_err() {
-            tracing::warn!(server = self.name, "it has not ended in time; the executor continues to end it");
+            tracing::warn!(server = self.name, "the server has not ended in time; the executor continues to end it");
         } else {
             self.forget().await;
         }

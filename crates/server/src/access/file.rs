@@ -43,17 +43,17 @@ use crate::{
 /// Enough for some thousand entries. A larger file is refused.
 const MAX_BYTES: u64 = 1 << 20;
 
-const HEADER: &str = "# Who may connect to exec-server, and with which rights. Written by `exec-server token`; manual edits take effect within a second.\n\n";
+const HEADER: &str = "# The clients that may connect to exec-server, and their rights. Written by `exec-server token`; manual edits take effect within a second.\n\n";
 
 #[derive(Debug, thiserror::Error)]
 pub enum TokenFileError {
-    #[error("use token file `{}`", path.display())]
+    #[error("token file `{}` cannot be used", path.display())]
     Io { path: PathBuf, source: io::Error },
     /// Other users can read the file or could have written it.
     #[error(transparent)]
     NotPrivate(#[from] NotPrivate),
     /// The file is not valid TOML or does not have the expected shape.
-    #[error("token file `{}` cannot be read", path.display())]
+    #[error("token file `{}` is invalid", path.display())]
     Syntax { path: PathBuf, source: Box<toml::de::Error> },
     /// An entry is invalid.
     #[error("entry `{name}` of the token file: {what}")]
@@ -62,7 +62,7 @@ pub enum TokenFileError {
     Exists { name: String },
     #[error("there is no entry `{name}`")]
     Unknown { name: String },
-    #[error("generate a token")]
+    #[error("cannot generate a token")]
     Token(#[from] TokenError),
 }
 

@@ -76,7 +76,7 @@ pub enum AuditPolicy {
 /// Why the audit log cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AuditError {
-    #[error("use audit log `{}`", path.display())]
+    #[error("audit log `{}` cannot be used", path.display())]
     Io { path: PathBuf, source: io::Error },
     /// The path names a FIFO or a device.
     #[error("audit log `{}` is not a file", path.display())]

@@ -100,7 +100,7 @@ fn removed_changed_and_moved_lines_are_reported_by_number() {
     write(&path, &["a", "b", "c", "d", "e"]);
     assert_eq!(check(&path).unwrap().lines, 5);
     let said = changed(&path, |lines| drop(lines.remove(2)));
-    assert!(said.contains("line 3 does not follow: 1 before it are missing (number 3)"), "{said}");
+    assert!(said.contains("line 3 does not follow: 1 before it are missing (from number 3)"), "{said}");
     let said = changed(&path, |lines| lines[2] = lines[2].replace("\"c\"", "\"x\""));
     assert!(said.contains("line 3 is not what was written"), "{said}");
     let said = changed(&path, |lines| lines.swap(1, 2));
@@ -112,7 +112,7 @@ fn removed_changed_and_moved_lines_are_reported_by_number() {
         let head = lines[2].split(",\"hash\"").next().unwrap().replace("\"c\"", "\"x\"");
         lines[2] = format!("{head},\"hash\":\"{}\"}}", chain::digest(head.as_bytes()));
     });
-    assert!(said.contains("line 4 does not follow from the one before"), "{said}");
+    assert!(said.contains("line 4 does not follow from the line before"), "{said}");
     let said = changed(&path, |lines| lines.push("{}".to_owned()));
     assert!(said.contains("line 6 is not what was written"), "{said}");
     // Without an anchor, a cut at the end goes unnoticed, unless a hash was noted before.

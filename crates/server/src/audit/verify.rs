@@ -191,13 +191,16 @@ impl ChainVerifier {
             Some((_, hash)) if *hash == line.prev => {}
             Some((seq, _)) if *seq > 0 && line.seq > seq + 1 => {
                 let missing = line.seq - seq - 1;
-                return Err((None, format!("does not follow: {missing} before it are missing (number {})", seq + 1)));
+                return Err((
+                    None,
+                    format!("does not follow: {missing} before it are missing (from number {})", seq + 1),
+                ));
             }
             Some((seq, _)) if *seq > 0 && line.seq <= *seq => {
                 return Err((None, format!("is out of order: number {} comes after number {seq}", line.seq)));
             }
             Some(_) => {
-                return Err((None, "does not follow from the one before: that one or this one was changed".to_owned()));
+                return Err((None, "does not follow from the line before: one of the two was changed".to_owned()));
             }
             None => {
                 let is_begin = line.seq == 1 && line.prev == chain::NOTHING;

@@ -297,14 +297,14 @@ fn tls(authorities: Option<&Path>) -> Result<ClientConfig, rustls::Error> {
     };
     for error in &found.errors {
         match authorities {
-            Some(file) => tracing::warn!("`{AUTHORITIES}` names `{}`: {error}", file.display()),
+            Some(file) => tracing::warn!("file `{}` of `{AUTHORITIES}`: {error}", file.display()),
             None => tracing::debug!("system certificates: {error}"),
         }
     }
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
-        tracing::warn!("this system has no certificate authorities; HTTPS requests will fail");
+        tracing::warn!("found no certificate authorities; HTTPS requests will fail");
     }
     // Pass the provider explicitly, so that the process-wide default provider of an embedding program is not touched.
     let mut config = ClientConfig::builder_with_provider(Arc::new(default_provider()))

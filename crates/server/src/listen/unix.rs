@@ -46,7 +46,8 @@ pub enum UnixError {
     /// A running server accepts connections on the socket.
     #[error("`{}` is in use by a running server", path.display())]
     InUse { path: PathBuf },
-    #[error("make socket `{}`", path.display())]
+    /// `path` is the socket, or the directory that could not be created or opened.
+    #[error("cannot create the socket: `{}`", path.display())]
     Io { path: PathBuf, source: io::Error },
 }
 

@@ -33,8 +33,8 @@ pub enum ListenUrlError {
     /// The port is missing, not a number, or above 65535.
     #[error("`{text}` has no valid port; write `ws://IP:PORT`, with port 0 for any free one")]
     Port { text: String },
-    /// The URL has a path. A listener serves only `/`.
-    #[error("`{text}` has a path; write `ws://IP:PORT` alone")]
+    /// The URL has a path, a query, a fragment or a user name. A listener serves only `/`.
+    #[error("`{text}` has more than an address; write `ws://IP:PORT` alone")]
     Path { text: String },
     /// The socket's path is not absolute.
     #[error("`{text}` has no absolute path; write `unix:///path`")]

@@ -64,15 +64,17 @@ impl Session {
     ) {
         let prepared = async {
             let confined = sandbox::confine(self.core.upgrade(), &mut launch).await?;
-            let turn = self.record_start(&launch).await?;
+            // With a strict audit log, held until the end of this function, so that starts reach the holder in the order
+            // of their audit records.
+            let record_order = self.record_start(&launch).await?;
             let link = self.link().await?;
             if confined.is_some() && !link.supports(SANDBOXES) {
                 let what = "the holder of this session is from an earlier release and supports no sandboxes; open a new session".to_owned();
                 return Err(Failure::NotEnforceable { what });
             }
-            Ok((link, turn, confined))
+            Ok((link, record_order, confined))
         };
-        let (link, _turn, confined) = match prepared.await {
+        let (link, _record_order, confined) = match prepared.await {
             Ok(prepared) => prepared,
             Err(failure) => {
                 self.record_failed(&launch.meta.process_id, &failure);

@@ -61,7 +61,7 @@ pub enum OpenError {
     #[error("create state directory `{}`", path.display())]
     Create { path: PathBuf, source: io::Error },
     /// The directory, or a file in it, could not be opened, read or written.
-    #[error("use `{}`", path.display())]
+    #[error("`{}` cannot be used", path.display())]
     Io { path: PathBuf, source: io::Error },
     /// Another user owns the directory and could change it while the server uses it.
     #[error("state directory `{}` belongs to uid {owner}, but this server runs as uid {us}", path.display())]

@@ -41,7 +41,7 @@ const PIPE_FILE_SYSTEM: i128 = 0x5049_5045;
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// The file could not be read or written.
-    #[error("use token file `{}`", path.display())]
+    #[error("token file `{}` cannot be used", path.display())]
     Io { path: PathBuf, source: io::Error },
     /// Other users can read the file or could have written it.
     #[error(transparent)]

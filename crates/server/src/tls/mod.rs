@@ -70,10 +70,10 @@ pub enum TlsError {
     #[error(transparent)]
     NotPrivate(#[from] NotPrivate),
     /// The authorities for client certificates are invalid.
-    #[error("use the authorities in `{}`: {reason}", path.display())]
+    #[error("client authorities in `{}` cannot be used: {reason}", path.display())]
     Authorities { path: PathBuf, reason: String },
     /// The certificate and the key do not match, or their kind is not supported.
-    #[error("use the certificate in `{}` with the key in `{}`", cert.display(), key.display())]
+    #[error("certificate in `{}` cannot be used with the key in `{}`", cert.display(), key.display())]
     Pair { cert: PathBuf, key: PathBuf, source: rustls::Error },
 }
 

@@ -68,8 +68,10 @@ pub(super) async fn edit(call: &CallContext<'_>, arguments: EditArguments) -> Re
     for _ in 0..ATTEMPTS {
         if let Some(edited) = attempt(call, &path, &arguments).await? {
             let places = if edited.replacements == 1 { "place" } else { "places" };
-            let text =
-                format!("changed {} {places} in `{}`, line {}", edited.replacements, edited.path, edited.first_line);
+            let text = format!(
+                "changed {} {places} in `{}`, beginning at line {}",
+                edited.replacements, edited.path, edited.first_line
+            );
             return Ok(ToolReply::new(text, &edited));
         }
     }
