@@ -51,7 +51,7 @@ pub(crate) fn all() -> Vec<Limit> {
         // Processes
         "output of a process in memory": Bytes(core.memory_cap_bytes),
             "memory-per-process", (Bytes(Config::LEAST_CAP_BYTES), Bytes(64 << 30)) =>
-            "while its session has a connection, the process blocks, or with `dropOldest` loses its oldest output; otherwise output goes to disk. For a client without the capability `ack`, the limit is 16MiB plus a quarter of this value";
+            "while its session has a connection, the process blocks, or with `dropOldest` loses its oldest output; otherwise output goes to disk. For a client without the capability `ack`, the limit is 16MiB plus a quarter of this value, at least 3MiB";
         "output of a process on disk": Bytes(holder.disk_quota_bytes),
             "disk-per-process", (Bytes(0), Bytes(1 << 50)) =>
             "the process blocks, or with `dropOldest` its oldest output is dropped and reported as a gap";

@@ -13,9 +13,9 @@ use std::{
 };
 
 use exec_server_log::{
-    ControlBlock, Cursor, Exit, ExitCause, LimitsHit, LoadedSegment, LogEvent, LogRecord, LogWriter, MappedSegment,
-    OutputStream, RECORD_MAX, ROOM_MIN, ReadStep, ReleasedSegment, SEGMENT_BYTES, Segment, SegmentChain, SegmentInfo,
-    SegmentLocation, SegmentPool, disk_name, load, memfd_of,
+    ControlBlock, Cursor, EVENT_OVERHEAD, Exit, ExitCause, LimitsHit, LoadedSegment, LogEvent, LogRecord, LogWriter,
+    MappedSegment, OutputStream, RECORD_MAX, ROOM_MIN, ReadStep, ReleasedSegment, SEGMENT_BYTES, Segment, SegmentChain,
+    SegmentInfo, SegmentLocation, SegmentPool, disk_name, load, memfd_of,
 };
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -450,17 +450,18 @@ impl LogWorld {
         assert_eq!(dirty, expected);
     }
 
-    /// The output bytes of the log, as far as the chain can know them.
-    fn end_offset(&self) -> u64 {
+    /// The next sequence number and the output bytes of the log, as far as the chain can know them.
+    fn end(&self) -> (u64, u64) {
         match self.chain.segments().last() {
-            Some(last) if !self.is_known(last.id) => last.base_offset,
-            Some(_) | None => self.model.written(),
+            Some(last) if !self.is_known(last.id) => (last.base_seq, last.base_offset),
+            Some(_) | None => (self.model.next_seq(), self.model.written()),
         }
     }
 
     /// The segments that `take_up_to` must remove.
     fn removable(&self, taken: u64, keep_bytes: u64) -> Vec<u64> {
-        let limit = self.end_offset().saturating_sub(keep_bytes);
+        let size = |(seq, offset): (u64, u64)| offset + EVENT_OVERHEAD * seq;
+        let limit = size(self.end()).saturating_sub(keep_bytes);
         let segments: Vec<_> = self.chain.segments().collect();
         let mut removable = Vec::new();
         for (index, segment) in segments.iter().enumerate() {
@@ -470,7 +471,7 @@ impl LogWorld {
                 None if is_last_known => (self.model.next_seq(), self.model.written()),
                 None => break,
             };
-            if end.0 > taken + 1 || end.1 > limit {
+            if end.0 > taken + 1 || size(end) > limit {
                 break;
             }
             removable.push(segment.id);
@@ -480,7 +481,10 @@ impl LogWorld {
 
     fn take_up_to(&mut self, cursor: usize, keep_bytes: u64) {
         let taken = self.cursors[cursor].next_seq() - 1;
-        let retained = |world: &Self| world.chain.retained_bytes(world.model.written());
+        let retained = |world: &Self| {
+            let first_seq = world.chain.first().map_or(world.model.next_seq(), |(seq, _)| seq);
+            world.chain.retained_bytes(world.model.written()) + EVENT_OVERHEAD * (world.model.next_seq() - first_seq)
+        };
         let before = retained(self);
         let removable = self.removable(taken, keep_bytes);
         let removed = self.chain.take_up_to(taken, keep_bytes);
@@ -568,7 +572,7 @@ impl LogWorld {
         assert_eq!(self.chain.first(), (!is_empty).then(|| (first, self.model.offset_of(first))));
         let retained = if is_empty { 0 } else { self.model.written() - self.model.offset_of(first) };
         assert_eq!(self.chain.retained_bytes(self.model.written()), retained);
-        assert_eq!(self.chain.end_offset(), self.end_offset());
+        assert_eq!(self.chain.end_offset(), self.end().1);
     }
 
     fn check_recent_output(&self, stream: OutputStream) {
@@ -632,6 +636,30 @@ fn a_long_log_survives_many_rotations_with_reuse_of_memory() {
     }
     world.finish();
     assert!(world.mappings.len() < 10, "memory was reused");
+}
+
+#[test]
+fn what_is_kept_of_taken_output_leaves_room_however_small_the_events_are() {
+    for len in [1, 60, RECORD_MAX] {
+        let control = ControlBlock::create().unwrap();
+        let mut pool = SegmentPool::new();
+        let (mut writer, mut chain) = (LogWriter::new(SLOT), SegmentChain::new());
+        control.reset_slot(SLOT);
+        while writer.segments().count() < 6 {
+            let room = writer.room(&mut pool).unwrap().buf.len();
+            writer.commit(&control, OutputStream::Stdout, len.min(room));
+            while let Some(info) = writer.take_fresh() {
+                let memory = writer.segment(info.id).unwrap().shared_fd();
+                chain.push_memory(info, MappedSegment::map(memory.try_clone().unwrap()).unwrap());
+            }
+        }
+        let written = writer.written();
+        chain.take_up_to(u64::MAX, 1 << 20);
+        // 1 MiB may begin anywhere in a segment, and the last segment, which has one event here, is never removed.
+        let most = if len == 1 { 2 } else { 3 };
+        assert!((2..=most).contains(&chain.segments().count()), "{len}");
+        assert!(len < RECORD_MAX || chain.retained_bytes(written) >= 1 << 20, "{len}");
+    }
 }
 
 #[test]

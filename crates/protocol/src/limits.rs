@@ -94,11 +94,15 @@ pub const CATCH_UP_WAIT: Duration = Duration::from_secs(1);
 /// 90 MiB.
 pub const ERROR_TEXT_BYTES: usize = 512;
 
-/// Output that stays readable after it was taken, in bytes: one log segment.
+/// What an event counts in a log beside its output, in bytes. Where a limit depends on the room in a log, each event counts this much more
+/// than its output: small events fill a log with little output.
+pub const EVENT_OVERHEAD: u64 = 32;
+
+/// The part of a log that stays readable after it was taken: one log segment. Each event counts [`EVENT_OVERHEAD`] more than its output.
 pub const READABLE_BYTES: u64 = MIB as u64;
 
-/// For a client without `ack`, in bytes. Output that was already sent is kept up to this size for a resume. A polling client is pushed at
-/// most this much beyond its last `process/read`.
+/// For a client without `ack`. Output that was already sent is kept up to this size for a resume. A polling client is pushed at most this
+/// much beyond its last `process/read`. Each event counts [`EVENT_OVERHEAD`] more than its output.
 pub const UNREAD_BYTES: u64 = 16 * MIB as u64;
 
 /// Maximum of `waitMs` of `process/read`: one day.

@@ -29,7 +29,7 @@ mod without_holder;
 
 use self::{log::StatusSource, stdin::StdinQueue};
 pub(crate) use self::{
-    log::{CountedOutput, LostEnd, ProcessLog},
+    log::{CountedOutput, LostEnd, ProcessLog, log_bytes},
     meta::{ProcessMeta, truncate_argv},
     stdin::StdinOperation,
 };

@@ -107,6 +107,7 @@ const NOT_LISTED: &[(&str, &str)] = &[
     ("SESSION_TTL", "in the row of `--session-ttl`"),
     ("CATCH_UP_WAIT", "how soon pushes to a resumed client begin"),
     ("ERROR_TEXT_BYTES", "how error texts are cut"),
+    ("EVENT_OVERHEAD", "how the room in a log is counted"),
     ("READABLE_BYTES", "a promise: at least this stays readable"),
     ("UNREAD_BYTES", "in the row of `--memory-per-process`"),
     ("READ_WAIT", "a day, longer than any client waits"),

@@ -87,6 +87,34 @@ fn lines(from: usize, to: usize) -> Vec<u8> {
 }
 
 #[test]
+fn single_bytes_do_not_fill_the_log_of_a_client_that_reads() {
+    const BYTES: usize = 120_000;
+    let world = World::new();
+    let out = world.server.dir().join("out");
+    let mut run = world.command(&["run", "--name", "job", "--", "sleep", "1000"]);
+    let mut run = spawn(run.stdout(File::create(&out).expect("create a file")));
+    wait_for("the process", || world.listed("job")["pid"].is_number());
+    let stdout = format!("/proc/{}/fd/1", world.listed("job")["pid"]);
+    let mut stdout = fs::OpenOptions::new().write(true).open(stdout).expect("open the pipe");
+    let mut last = Instant::now();
+    for _ in 0..BYTES {
+        stdout.write_all(b".").expect("write to the pipe");
+        // The next byte only after the holder has read this one, so that each byte is an event of its own. Such events
+        // take 32 bytes of the log: 3.7 MiB in all, where the log may have 3.
+        while rustix::io::ioctl_fionread(&stdout).expect("ask the pipe") > 0 {
+            assert!(last.elapsed() < Duration::from_secs(20), "the process is blocked");
+            thread::yield_now();
+        }
+        last = Instant::now();
+    }
+    drop(stdout);
+    assert!(world.run(&["kill", "-s", "KILL", "job"]).status.success());
+    let status = run.wait().expect("wait for `run`");
+    let written = fs::metadata(&out).expect("look at the file").len();
+    assert_eq!((status.code(), written), (Some(137), BYTES as u64));
+}
+
+#[test]
 fn kill_ends_a_process_at_its_quota() {
     let world = World::new();
     for how in [&["kill", "--grace", "0s", "job"][..], &["kill", "-s", "KILL", "job"]] {

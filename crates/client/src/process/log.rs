@@ -16,7 +16,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use exec_server_protocol::process as wire;
+use exec_server_protocol::{limits, process as wire};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
@@ -45,7 +45,7 @@ const EMPTY_EVENTS: usize = 1 << 16;
 /// How a server sends the events of a process, and what happens when it is too far ahead of the readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FlowPolicy {
-    /// Consumed output is acknowledged when it amounts to a quarter of this window. `None`: nothing is acknowledged.
+    /// Consumed events are acknowledged when they amount to a quarter of this window. `None`: nothing is acknowledged.
     pub(crate) ack_window: Option<u64>,
     /// Whether events arrive in order. If not, the log keeps an early event until the earlier ones have arrived.
     pub(crate) is_ordered: bool,
@@ -139,8 +139,9 @@ struct LogState {
     taken: u64,
     /// Output bytes published after `taken`.
     untaken_bytes: u64,
-    /// The last acknowledged number, and the output bytes consumed since.
+    /// The last acknowledged number.
     acked: u64,
+    /// What was consumed since: the output, and [`limits::EVENT_OVERHEAD`] for each event.
     unacked_bytes: u64,
     /// The exit event with its sequence number.
     exit: Option<(u64, Exit)>,
@@ -196,19 +197,21 @@ impl EventLog {
         if state.is_over() || to < state.next {
             return Ok(Appended::Accepted);
         }
-        if from > state.next {
-            state.store_early(from, event)?;
-        } else {
+        let is_published = from <= state.next;
+        if is_published {
             let event = state.unreported_part(event);
             state.publish(event);
             state.publish_early();
+        } else {
+            state.store_early(from, event)?;
         }
         let appended = state.enforce_bounds()?;
         state.release_consumed();
         let wakers = state.wakers();
         // Unlock first: a woken task may poll this log at once.
         drop(state);
-        self.wake.send_if_modified(|seen| std::mem::replace(seen, (*seen).max(to)) < to);
+        // An event that fills a hole publishes the early events after it, so notify even if the number stays the same.
+        self.wake.send_if_modified(|seen| std::mem::replace(seen, (*seen).max(to)) < to || is_published);
         wakers.into_iter().for_each(Waker::wake);
         Ok(appended)
     }
@@ -546,7 +549,9 @@ impl LogState {
         }
         let bytes = self.events.bytes_between(self.taken, position);
         self.untaken_bytes = self.untaken_bytes.saturating_sub(bytes);
-        self.unacked_bytes = self.unacked_bytes.saturating_add(bytes);
+        // Small events fill the server's log long before a quarter of the window is output.
+        let overhead = limits::EVENT_OVERHEAD.saturating_mul(position - self.taken);
+        self.unacked_bytes = self.unacked_bytes.saturating_add(bytes).saturating_add(overhead);
         self.taken = position;
     }
 

@@ -6,7 +6,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use super::{
     event::LogRecord,
-    layout::{FoundRecord, MalformedRecord, record_at},
+    layout::{EVENT_OVERHEAD, FoundRecord, MalformedRecord, record_at},
     loaded::LoadedSegment,
     mapping::MappedSegment,
     segment::{SegmentInfo, SegmentLocation},
@@ -217,18 +217,21 @@ impl SegmentChain {
     }
 
     /// Removes the sealed segments whose events are all at or below `seq` and that are not needed for the last
-    /// `keep_bytes` of output. Returns their ids, oldest first, so that the caller can release them.
+    /// `keep_bytes` of the log. Returns their ids, oldest first, so that the caller can release them.
+    ///
+    /// Each event counts [`EVENT_OVERHEAD`] more than its output. If only the output counted, kept small events could
+    /// fill the log, and its writer would wait forever.
     pub fn take_up_to(&mut self, seq: u64, keep_bytes: u64) -> Vec<u64> {
-        let limit = self.end_offset().saturating_sub(keep_bytes);
+        let size = |(seq, offset): (u64, u64)| offset.saturating_add(seq.saturating_mul(EVENT_OVERHEAD));
+        let limit = size(self.end()).saturating_sub(keep_bytes);
         let mut taken = Vec::new();
         while let Some(entry) = self.entries.front().filter(|entry| entry.is_sealed()) {
             let end = match self.entries.get(1) {
                 Some(next) => Some((next.info.base_seq, next.info.base_offset)),
                 None => entry.end(),
             };
-            let Some((next_seq, offset)) = end.filter(|end| end.0 <= seq.saturating_add(1) && end.1 <= limit) else {
-                break;
-            };
+            let is_taken = |end: &(u64, u64)| end.0 <= seq.saturating_add(1) && size(*end) <= limit;
+            let Some((next_seq, offset)) = end.filter(is_taken) else { break };
             taken.push(entry.info.id);
             self.entries.pop_front();
             self.shifted += 1;
@@ -253,7 +256,13 @@ impl SegmentChain {
 
     /// Output bytes of the log, as far as its segments are known.
     pub fn end_offset(&self) -> u64 {
-        self.entries.back().map_or(self.gone.1, |entry| entry.end().map_or(entry.info.base_offset, |end| end.1))
+        self.end().1
+    }
+
+    /// Sequence number after the last known event, and output bytes up to there.
+    fn end(&self) -> (u64, u64) {
+        let base = |entry: &ChainEntry| (entry.info.base_seq, entry.info.base_offset);
+        self.entries.back().map_or(self.gone, |entry| entry.end().unwrap_or_else(|| base(entry)))
     }
 
     /// Reads at the cursor and moves the cursor past the result.

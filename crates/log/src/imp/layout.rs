@@ -27,6 +27,9 @@ pub const RECORD_MAX: usize = 64 << 10;
 /// Smallest room offered for a record, 4 KiB. A segment with less space left is sealed, which wastes under 0.4 % of it.
 pub const ROOM_MIN: usize = 4 << 10;
 
+/// What an event counts in a log beside its output. It takes 24 bytes for the header and up to 7 for padding.
+pub const EVENT_OVERHEAD: u64 = 32;
+
 /// Maximum number of processes of a session that have a log at the same time. Each used slot takes 128 bytes in the
 /// control block.
 pub const SLOTS: u32 = 4096;
@@ -37,6 +40,7 @@ pub(crate) const CONTROL_MAGIC: u64 = u64::from_le_bytes(*b"exctrlbk");
 
 pub(crate) const SEGMENT_HEADER: usize = 64;
 pub(crate) const RECORD_HEADER: usize = 24;
+const _: () = assert!(RECORD_HEADER as u64 + 7 <= EVENT_OVERHEAD);
 const CRC_AT: usize = 8;
 
 /// Bytes that output leaves free at the end of each segment. They guarantee that the exit and close events fit into the

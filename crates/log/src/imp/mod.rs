@@ -16,7 +16,7 @@ mod writer;
 pub use chain::{Cursor, ReadStep, SegmentChain};
 pub use control::{ControlBlock, LogStatus};
 pub use event::{BlockReason, Exit, ExitCause, LimitsHit, LogEvent, LogRecord, OutputStream};
-pub use layout::{RECORD_MAX, ROOM_MIN, SEGMENT_BYTES, SLOTS};
+pub use layout::{EVENT_OVERHEAD, RECORD_MAX, ROOM_MIN, SEGMENT_BYTES, SLOTS};
 pub use loaded::{LoadedSegment, RecoverError};
 pub use mapping::MappedSegment;
 pub use memory::OpenError;

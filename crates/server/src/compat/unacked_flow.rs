@@ -1,7 +1,8 @@
 //! Flow control for a client that cannot acknowledge output, as those of the generations V0, S and H.
 //!
 //! Sent output counts as taken, except for the last [`limits::UNREAD_BYTES`], which such a client may read again after
-//! a resume. A client that polls with `process/read` shows by its reads what it has taken.
+//! a resume. A client that polls with `process/read` shows by its reads what it has taken. All distances are measured
+//! with [`log_bytes`]. If only the output counted, small events could fill the log before anything counts as taken.
 //!
 //! ```text
 //!                          read with waitMs, or a second read
@@ -17,6 +18,8 @@ use exec_server_protocol::limits;
 use exec_server_session::LogPosition;
 use tokio::time::Instant;
 
+use crate::process::log_bytes;
+
 /// If pushing has paused this long for a polling reader without a read in flight, pushing resumes.
 const POLLED_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -29,7 +32,7 @@ pub(crate) struct UnackedFlow {
     mode: UnackedMode,
     reads: u64,
     reads_in_flight: u32,
-    /// The sent offset when output was last released.
+    /// The size of the log up to the position that was sent when output was last released.
     released_at: u64,
 }
 
@@ -59,10 +62,10 @@ pub(crate) enum ReadEffect {
 
 impl UnackedFlow {
     /// `awaited_until`: set if the client has resumed; pushing waits for its first read, at most until then. `sent`:
-    /// the offset where the feed begins.
-    pub(crate) fn new(awaited_until: Option<Instant>, sent: u64) -> Self {
+    /// the position where the feed begins.
+    pub(crate) fn new(awaited_until: Option<Instant>, sent: LogPosition) -> Self {
         let mode = awaited_until.map_or(UnackedMode::Pushed, |until| UnackedMode::Awaiting { until });
-        Self { mode, reads: 0, reads_in_flight: 0, released_at: sent }
+        Self { mode, reads: 0, reads_in_flight: 0, released_at: log_bytes(sent) }
     }
 
     /// Whether the client polls. Then only its further reads show that it has taken the last output.
@@ -85,13 +88,13 @@ impl UnackedFlow {
         self.mode = UnackedMode::Pushed;
     }
 
-    /// Whether pushing pauses. `sent` is the offset up to which output was sent.
-    pub(crate) fn is_held(&mut self, sent: u64, now: Instant) -> bool {
+    /// Whether pushing pauses. `sent` is the last event that was sent.
+    pub(crate) fn is_held(&mut self, sent: LogPosition, now: Instant) -> bool {
         match &mut self.mode {
             UnackedMode::Awaiting { .. } => true,
             UnackedMode::Pushed => false,
             UnackedMode::Polled { base, held_since } => {
-                let is_held = sent.saturating_sub(base.offset) >= limits::UNREAD_BYTES;
+                let is_held = log_bytes(sent).saturating_sub(log_bytes(*base)) >= limits::UNREAD_BYTES;
                 *held_since = is_held.then(|| held_since.unwrap_or(now));
                 is_held
             }
@@ -139,9 +142,10 @@ impl UnackedFlow {
     pub(crate) fn release(
         &mut self,
         marks: &mut VecDeque<LogPosition>,
-        sent: u64,
+        sent: LogPosition,
         is_closed: bool,
     ) -> Option<LogPosition> {
+        let sent = log_bytes(sent);
         let is_due = is_closed || sent >= self.released_at + RELEASE_EVERY_BYTES;
         if self.mode != UnackedMode::Pushed || !is_due {
             return None;
@@ -149,10 +153,40 @@ impl UnackedFlow {
         self.released_at = sent;
         let mut taken = None;
         while let Some(mark) = marks.front()
-            && mark.offset + limits::UNREAD_BYTES <= sent
+            && log_bytes(*mark) + limits::UNREAD_BYTES <= sent
         {
             taken = marks.pop_front();
         }
         taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_events_are_released_before_they_fill_the_log() {
+        let mut flow = UnackedFlow::new(None, LogPosition::default());
+        let mut marks = VecDeque::new();
+        let mut taken = LogPosition::default();
+        for seq in 1..=600_000 {
+            let sent = LogPosition { seq, offset: seq * 60 };
+            marks.push_back(sent);
+            taken = flow.release(&mut marks, sent, false).unwrap_or(taken);
+            // An event of 60 bytes takes 88 bytes of the log, and the log has room for 19 MiB.
+            assert!((seq - taken.seq) * 88 < 17 << 20, "{seq}");
+        }
+        assert!(taken.seq > 400_000, "{taken:?}");
+    }
+
+    #[test]
+    fn a_polling_client_is_held_back_by_the_size_of_the_log_not_of_the_output() {
+        let mut flow = UnackedFlow::new(None, LogPosition::default());
+        flow.handle_read_begun(true, LogPosition::default());
+        assert!(flow.is_polled());
+        let sent = |seq| LogPosition { seq, offset: seq };
+        assert!(!flow.is_held(sent(500_000), Instant::now()));
+        assert!(flow.is_held(sent(510_000), Instant::now()), "33 bytes each are more than 16 MiB");
     }
 }

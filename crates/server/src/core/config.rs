@@ -73,7 +73,7 @@ impl Config {
     /// The log's cap for a client that cannot acknowledge. The log keeps output that was already sent, because the
     /// client may read it again after a resume; this comes on top of the output not yet sent.
     pub(crate) fn unacked_cap_bytes(&self) -> u64 {
-        limits::UNREAD_BYTES + self.memory_cap_bytes / 4
+        limits::UNREAD_BYTES + (self.memory_cap_bytes / 4).max(Self::LEAST_CAP_BYTES)
     }
 }
 

@@ -11,12 +11,20 @@ use exec_server_log::{
     ControlBlock, Cursor, Exit, LoadedSegment, LogStatus, ReadStep, SegmentChain, SegmentInfo, SegmentLocation,
 };
 use exec_server_protocol::limits;
+use exec_server_session::LogPosition;
 
 use crate::{holder_link::LentMapping, pump::FeedWaker};
 
 /// Spilled segments of one process that are in memory at once, 1 MiB each. Enough for a few readers at different
 /// positions.
 const LOADED_SEGMENTS: usize = 2;
+
+const _: () = assert!(limits::EVENT_OVERHEAD == exec_server_log::EVENT_OVERHEAD);
+
+/// The size of a log up to this position: its output, and [`limits::EVENT_OVERHEAD`] for each event.
+pub(crate) fn log_bytes(position: LogPosition) -> u64 {
+    position.offset.saturating_add(position.seq.saturating_mul(limits::EVENT_OVERHEAD))
+}
 
 pub(crate) struct ProcessLog {
     slot: u32,
@@ -186,6 +194,13 @@ impl ProcessLog {
             None => self.chain.push_disk(info),
         }
         self.wake();
+    }
+
+    /// The last position of each segment that ends at or before event `seq`, oldest first.
+    pub(crate) fn segment_ends(&self, seq: u64) -> impl Iterator<Item = LogPosition> {
+        let bases = self.chain.segments().skip(1).map(|next| (next.base_seq, next.base_offset));
+        let ends = bases.map(|(next_seq, offset)| LogPosition { seq: next_seq.saturating_sub(1), offset });
+        ends.take_while(move |end| end.seq <= seq)
     }
 
     /// Removes the segments that no reader needs, and returns their ids. If no holder keeps the status, records where

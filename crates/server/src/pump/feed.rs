@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     compat::{self, Dialect, ReadEffect, UnackedFlow},
-    process::{LostEnd, OutputHold, Process},
+    process::{LostEnd, OutputHold, Process, log_bytes},
     session::SessionUse,
 };
 
@@ -140,11 +140,17 @@ impl Feed {
             (FollowRole::Observer { hold: None, .. }, _) => FeedMode::Free,
             (FollowRole::Observer { .. }, _) => FeedMode::Acked { taken: sent },
             (FollowRole::Owner, None) if capabilities.ack => FeedMode::Acked { taken: sent },
-            (FollowRole::Owner, awaited_until) => FeedMode::Unacked(UnackedFlow::new(awaited_until, sent.offset)),
+            (FollowRole::Owner, awaited_until) => FeedMode::Unacked(UnackedFlow::new(awaited_until, sent)),
         };
         let addressee = match &role {
             FollowRole::Owner => EscapedId::new(&process.process_id()),
             FollowRole::Observer { .. } => EscapedId::with_session(&process.process_id(), &process.session_id()),
+        };
+        // Without acknowledgements, output that an earlier connection sent counts as taken only once enough is sent after
+        // it. The ends of its segments are therefore the first marks.
+        let marks = match mode {
+            FeedMode::Unacked(_) => process.log().segment_ends(sent.seq).collect(),
+            FeedMode::Acked { .. } | FeedMode::Free => VecDeque::new(),
         };
         Self {
             addressee,
@@ -157,7 +163,7 @@ impl Feed {
             capabilities,
             mode,
             sent,
-            marks: VecDeque::new(),
+            marks,
             gaps: VecDeque::new(),
             filling: None,
             exit_held: None,
@@ -365,7 +371,7 @@ impl Feed {
     /// Whether pushing must pause, because the reader has not taken enough.
     fn is_held(&mut self, now: Instant) -> bool {
         match &mut self.mode {
-            FeedMode::Unacked(flow) => flow.is_held(self.sent.offset, now),
+            FeedMode::Unacked(flow) => flow.is_held(self.sent, now),
             FeedMode::Acked { taken } => {
                 let gap_bytes: u64 = self.gaps.iter().map(|(_, bytes)| bytes).sum();
                 self.sent.offset.saturating_sub(taken.offset + gap_bytes) >= self.capabilities.ack_window_bytes
@@ -377,7 +383,7 @@ impl Feed {
     /// For a peer that cannot acknowledge: releases sent output.
     fn release_sent(&mut self, is_closed: bool) {
         if let FeedMode::Unacked(flow) = &mut self.mode
-            && let Some(mark) = flow.release(&mut self.marks, self.sent.offset, is_closed)
+            && let Some(mark) = flow.release(&mut self.marks, self.sent, is_closed)
         {
             self.report_taken(mark);
         }
@@ -425,7 +431,7 @@ impl Feed {
         // With a small window the marks must be closer: otherwise the window could fill up between two marks, and
         // neither sending nor acknowledging would continue.
         let distance = MARK_BYTES.min(self.capabilities.ack_window_bytes / 8);
-        if self.marks.back().is_none_or(|mark| self.sent.offset >= mark.offset + distance) {
+        if self.marks.back().is_none_or(|mark| log_bytes(self.sent) >= log_bytes(*mark) + distance) {
             self.marks.push_back(self.sent);
         }
     }
