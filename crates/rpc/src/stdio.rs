@@ -16,7 +16,10 @@ use rustix::{
     io::retry_on_intr,
     net::{RecvFlags, SendFlags},
 };
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd},
+    task::coop,
+};
 
 use crate::{ByteStream, sys};
 
@@ -44,9 +47,9 @@ struct StdioDescriptor {
     fd: AsyncFd<OwnedFd>,
     /// A socket, whose open file description may be blocking. Other fds were reopened as nonblocking.
     is_socket: bool,
-    /// A read was tried. A FIFO whose writers left before we opened it never becomes readable, so the first
-    /// read does not wait for readiness.
-    has_tried_read: bool,
+    /// A read has returned `WouldBlock`. Until then, reads do not wait for readiness: for a FIFO whose writers all left
+    /// before we opened it, the kernel never reports the end.
+    has_blocked: bool,
 }
 
 impl StdioDescriptor {
@@ -55,13 +58,12 @@ impl StdioDescriptor {
         let kind = FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode);
         let is_socket = kind == FileType::Socket;
         let fd = match kind {
-            // At least 3: a closed fd 0, 1 or 2 must not be replaced by the copy.
-            FileType::Socket => rustix::io::fcntl_dupfd_cloexec(fd, 3)?,
+            FileType::Socket => fd.try_clone_to_owned()?,
             FileType::Fifo => reopen(fd, interest)?,
             FileType::CharacterDevice if rustix::termios::isatty(fd) => reopen(fd, interest)?,
             _ => return Err(io::ErrorKind::Unsupported.into()),
         };
-        Ok(Self { fd: sys::register(fd, interest)?, is_socket, has_tried_read: false })
+        Ok(Self { fd: sys::register(fd, interest)?, is_socket, has_blocked: false })
     }
 
     fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
@@ -98,11 +100,15 @@ fn reopen(fd: BorrowedFd<'_>, interest: Interest) -> io::Result<OwnedFd> {
 impl AsyncRead for StdioDescriptor {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        if !this.has_tried_read {
-            this.has_tried_read = true;
+        if !this.has_blocked {
+            // Use the task's coop budget, as `poll_read_ready` does. Otherwise a fast writer could starve other tasks.
+            let coop = ready!(coop::poll_proceed(cx));
             match this.try_read(room(buf)) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                result => return Poll::Ready(result.map(|count| buf.advance(count))),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => this.has_blocked = true,
+                result => {
+                    coop.made_progress();
+                    return Poll::Ready(result.map(|count| buf.advance(count)));
+                }
             }
         }
         loop {
@@ -142,6 +148,8 @@ fn room<'a>(buf: &'a mut ReadBuf<'_>) -> &'a mut [u8] {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use rustix::{net, pipe};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -195,6 +203,24 @@ mod tests {
         drop(near);
         let mut received = Vec::new();
         StdioDescriptor::open(far.as_fd(), Interest::READABLE).unwrap().read_to_end(&mut received).await.unwrap();
+        assert_eq!(received, b"last");
+    }
+
+    #[tokio::test]
+    async fn a_named_fifo_whose_writer_closed_before_the_open_yields_its_bytes_and_then_eof() {
+        let path = std::env::temp_dir().join(format!("exec-server-rpc-stdin-{}", std::process::id()));
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, Mode::RUSR | Mode::WUSR).unwrap();
+        // `far` keeps the bytes alive. `StdioDescriptor::open` opens the FIFO again.
+        let far = rustix::fs::open(&path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
+        let near = rustix::fs::open(&path, OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
+        std::fs::remove_file(&path).unwrap();
+        let (far, near) = (far.unwrap(), near.unwrap());
+        rustix::io::write(&near, b"last").unwrap();
+        drop(near);
+        let mut input = StdioDescriptor::open(far.as_fd(), Interest::READABLE).unwrap();
+        let mut received = Vec::new();
+        let reading = input.read_to_end(&mut received);
+        tokio::time::timeout(Duration::from_secs(10), reading).await.expect("EOF is reported").unwrap();
         assert_eq!(received, b"last");
     }
 
