@@ -9,7 +9,7 @@ use std::{
     io,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     task::Poll,
     time::Duration,
@@ -90,10 +90,7 @@ pub(crate) struct Peer {
     pub(crate) file_tasks: FileTasks,
     /// HTTP requests that are under way.
     pub(crate) fetches: Arc<Fetches>,
-    pub(crate) capabilities: Mutex<PeerCapabilities>,
-    /// `initialized` was received, so events may be pushed.
-    listening: AtomicBool,
-    superseded: AtomicBool,
+    status: Mutex<PeerStatus>,
     created: Instant,
     /// When the last byte was received, in nanoseconds after `created`. Milliseconds are too coarse: a pong on the
     /// loopback takes less.
@@ -101,18 +98,32 @@ pub(crate) struct Peer {
     ended: Notify,
 }
 
+/// How far the handshake of a connection has come, and whether it still holds its session.
+#[derive(Default)]
+struct PeerStatus {
+    capabilities: PeerCapabilities,
+    /// Events may be pushed: `initialized` was received, or the session is implicit.
+    is_listening: bool,
+    /// Another connection has taken over the session.
+    is_superseded: bool,
+}
+
 impl Peer {
     pub(crate) fn capabilities(&self) -> PeerCapabilities {
-        *self.capabilities.lock()
+        self.status.lock().capabilities
+    }
+
+    pub(crate) fn set_capabilities(&self, capabilities: PeerCapabilities) {
+        self.status.lock().capabilities = capabilities;
     }
 
     pub(crate) fn is_listening(&self) -> bool {
-        self.listening.load(Ordering::Acquire)
+        self.status.lock().is_listening
     }
 
     /// Ends this connection because another one has taken over the session.
     pub(crate) fn supersede(&self, session: Arc<str>) {
-        self.superseded.store(true, Ordering::Release);
+        self.status.lock().is_superseded = true;
         self.outgoing.enqueue_command(PumpCommand::Superseded { session });
         self.close(1008, "session has been resumed by another connection");
     }
@@ -187,9 +198,7 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         outgoing: OutgoingQueue::new(core.incoming.clone(), core.metrics.clone(), core.config.concurrent_requests),
         file_tasks: FileTasks::default(),
         fetches: Arc::default(),
-        capabilities: Mutex::default(),
-        listening: AtomicBool::new(false),
-        superseded: AtomicBool::new(false),
+        status: Mutex::default(),
         created: Instant::now(),
         last_received_ns: AtomicU64::new(0),
         ended: Notify::new(),
@@ -456,7 +465,7 @@ impl Connection {
             Class::Ordered => limits::REQUESTS_UNANSWERED,
             Class::Control => 2 * limits::REQUESTS_UNANSWERED,
         };
-        if self.peer.outgoing.outstanding() >= most {
+        if self.peer.outgoing.unanswered() >= most {
             return Err(Failure::Overloaded { what: "unanswered requests on this connection" });
         }
         Ok(())
@@ -515,7 +524,7 @@ impl Connection {
         let session = match (&self.stage, method.info().family.gate_word()) {
             (HandshakeStage::Fresh, None) => {
                 let session = self.core.implicit_session(self.grant.principal().clone(), self.peer.clone())?;
-                self.peer.listening.store(true, Ordering::Release);
+                self.peer.status.lock().is_listening = true;
                 self.stage = HandshakeStage::Implicit(session.clone());
                 session
             }
@@ -523,7 +532,7 @@ impl Connection {
                 return Err(Failure::NotInitialized { family });
             }
             (HandshakeStage::Initialized { .. } | HandshakeStage::Confirmed(_), Some(_))
-                if self.peer.superseded.load(Ordering::Acquire) =>
+                if self.peer.status.lock().is_superseded =>
             {
                 return Err(Failure::Superseded);
             }
@@ -566,8 +575,8 @@ impl Connection {
     /// with an error, but the connection stays.
     fn handle_initialized(&mut self) {
         match &self.stage {
-            HandshakeStage::Initialized { session, resumed } if !self.peer.superseded.load(Ordering::Acquire) => {
-                self.peer.listening.store(true, Ordering::Release);
+            HandshakeStage::Initialized { session, resumed } if !self.peer.status.lock().is_superseded => {
+                self.peer.status.lock().is_listening = true;
                 session.follow_all(&self.peer, *resumed, Instant::now());
                 self.stage = HandshakeStage::Confirmed(session.clone());
             }

@@ -1,6 +1,6 @@
 //! Owns everything that lives as long as the server: the configuration, the session table, and the background tasks.
 //!
-//! Does not depend on sockets or HTTP. A connection arrives here as an authenticated byte stream (`Authenticated`),
+//! Does not depend on how clients connect. A connection arrives here as an authenticated byte stream (`Authenticated`),
 //! which `admission`, the stdio listener or an embedding program creates.
 
 use std::{
@@ -88,7 +88,8 @@ pub struct Authenticated {
     /// Names the peer in logs, in audit records and in the answer to a malformed message, for example `exec-server
     /// websocket 127.0.0.1:4000`.
     pub(crate) label: String,
-    /// The end of the stream ends the session and its processes. Plain stdio does so.
+    /// The end of the stream ends the session and its processes. Set for stdio if no later server will find the state
+    /// directory.
     pub(crate) ends_session: bool,
 }
 
@@ -106,7 +107,7 @@ impl Authenticated {
         self.stream.writer.flush().await
     }
 
-    /// Makes the end of this connection also end its session, as for a plain stdio listener.
+    /// Makes the end of this connection also end its session.
     pub fn ending_its_session(mut self) -> Self {
         self.ends_session = true;
         self
@@ -122,8 +123,8 @@ pub enum FoundSession {
         /// The secret that the holder expects in the first message.
         secret: [u8; 32],
     },
-    /// A holder that is alive but does not accept a connection now: it is stopped or overloaded. The server tries
-    /// again.
+    /// A holder that is alive but does not accept a connection now (it is stopped or overloaded), or a session whose
+    /// files cannot be read now. The server tries again.
     Silent,
     /// The record of a session that had no process when the last server ended.
     Record(Vec<u8>),
@@ -171,8 +172,9 @@ pub struct ArchiveFiles {
 /// Creates holders and stores session state. The real implementation uses the spawner and the state directory; the
 /// simulation uses scripted children.
 pub trait Holders: Send + Sync + 'static {
-    /// Creates the holder of a session. Returns the controlling end of the holder's socket, and the secret.
-    fn create(&self, session: &str, info: &[u8]) -> io::Result<(OwnedFd, [u8; 32])>;
+    /// Creates the holder of a session. The holder keeps `record`, the session record, for the next server. Returns the
+    /// controlling end of the holder's socket, and the secret.
+    fn create(&self, session: &str, record: &[u8]) -> io::Result<(OwnedFd, [u8; 32])>;
     /// Finds everything that earlier servers left in this state directory.
     fn scan(&self) -> io::Result<Vec<(String, FoundSession)>>;
     /// Finds what is left of one session; `None` if nothing is.
@@ -183,22 +185,24 @@ pub trait Holders: Send + Sync + 'static {
     }
     /// Writes the record of a session that has no holder yet.
     fn write_record(&self, session: &str, record: &[u8]) -> io::Result<()>;
-    /// Opens a spilled segment (blocking; called off the runtime's threads).
+    /// Opens a spilled segment (blocking; never called on an async worker thread).
     fn open_segment(&self, session: &str, name: &str) -> io::Result<std::fs::File>;
     /// Removes a spilled segment that no reader needs and whose holder has exited.
     fn remove_segment(&self, session: &str, name: &str) -> io::Result<()>;
-    /// Writes the files of a session without a holder, and removes files that `files` does not name (blocking; called
-    /// off the runtime's threads).
+    /// Writes the files of a session without a holder, and removes files that `files` does not name (blocking; never
+    /// called on an async worker thread).
     fn write_archive(&self, _session: &str, _files: &ArchiveFiles) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
     /// Removes everything that is left of a session.
     fn remove(&self, session: &str) -> io::Result<()>;
     /// Undoes `create`: the holder was not made, died before it answered the hello, or failed the handshake. The
-    /// session is then as if `create` had not been called. A holder that is still alive exits when it loses its link.
+    /// session is then as if `create` had not been called. Removes or replaces the secret: a holder that is still alive
+    /// exits when it loses its link and does not find its own secret.
     fn undo_create(&self, _session: &str) {}
-    /// Kills everything that the dead holder of a session left running (blocking; called off the runtime's threads).
-    fn kill_leftovers(&self, _session: &str) {}
+    /// Kills the processes in the cgroup of a session whose holder died, and removes the cgroup. Does nothing if the
+    /// session has no cgroup (blocking; never called on an async worker thread).
+    fn kill_cgroup(&self, _session: &str) {}
     /// Whether new holders can be created. Checked once a second.
     fn can_create_holders(&self) -> bool {
         true
@@ -216,10 +220,10 @@ pub trait Holders: Send + Sync + 'static {
     fn keep_placeholders(&self, _paths: &[PathBuf]) -> io::Result<()> {
         Ok(())
     }
-    /// Restores the ability to create holders after `can_create_holders` returned false (blocking; called off the
-    /// runtime's threads).
+    /// Restores the ability to create holders after `can_create_holders` returned false (blocking; never called on an
+    /// async worker thread).
     fn repair(&self) {}
-    /// Creates a view of the files for a sandbox (blocking; called off the runtime's threads).
+    /// Creates a view of the files for a sandbox (blocking; never called on an async worker thread).
     fn view(&self, _script: &ViewScript) -> Result<BuiltView, BuildError> {
         let source = io::ErrorKind::Unsupported.into();
         Err(BuildError { what: "make a view of the files".to_owned(), source })
@@ -257,10 +261,7 @@ pub struct Core {
     state_lost: AtomicBool,
     /// Ended sessions that a late client may still ask for, with the reason.
     gone: Mutex<BTreeMap<String, GoneReason>>,
-    peers: Mutex<BTreeMap<u64, Arc<Peer>>>,
-    /// Notified when a connection has ended.
-    peer_gone: Notify,
-    next_peer: AtomicU64,
+    peers: PeerTable,
     draining: AtomicBool,
     /// Number of live `Visit`s; see `idle`.
     visits: Mutex<usize>,
@@ -270,13 +271,23 @@ pub struct Core {
     tasks: Mutex<JoinSet<()>>,
 }
 
+/// The connections of the server.
+#[derive(Default)]
+struct PeerTable {
+    by_id: Mutex<BTreeMap<u64, Arc<Peer>>>,
+    /// Notified when a connection has ended.
+    removed: Notify,
+    /// The id of the latest connection.
+    last_id: AtomicU64,
+}
+
 impl Core {
     /// Creates a core without sessions. [`Core::adopt`] finds the sessions of earlier servers.
     pub fn new(mut config: Config, holders: Arc<dyn Holders>) -> Arc<Self> {
         config.memory_cap_bytes = config.memory_cap_bytes.max(Config::LEAST_CAP_BYTES);
-        // Two segments of the log are not for untaken output: the readable MiB, and the segment being written. The
+        // Taken output keeps up to two segments: the last MiB stays readable, and may begin anywhere in a segment. The
         // window must fit into the rest. Otherwise the log could be full before the client, which acknowledges once per
-        // quarter of the window, has enough output to acknowledge.
+        // quarter of the window, has enough to acknowledge.
         config.ack_window_bytes = config.ack_window_bytes.min(config.memory_cap_bytes - (2 << 20));
         let hidden: Vec<PathBuf> = holders.hidden().into_iter().chain(config.hidden.iter().cloned()).collect();
         let own_paths: Vec<PathBuf> = hidden.iter().chain(&config.owner_only).cloned().collect();
@@ -296,9 +307,7 @@ impl Core {
             gone: Mutex::default(),
             pending: PendingSessions::default(),
             state_lost: AtomicBool::new(false),
-            peers: Mutex::default(),
-            peer_gone: Notify::new(),
-            next_peer: AtomicU64::new(1),
+            peers: PeerTable::default(),
             draining: AtomicBool::new(false),
             visits: Mutex::default(),
             guess_throttle: Mutex::default(),
@@ -308,7 +317,7 @@ impl Core {
 
     /// Serves a connection until it ends.
     pub async fn serve(self: &Arc<Self>, connection: Authenticated) {
-        let id = self.next_peer.fetch_add(1, Ordering::Relaxed);
+        let id = self.peers.last_id.fetch_add(1, Ordering::Relaxed) + 1;
         connection::serve(self.clone(), connection, id).await;
     }
 
@@ -316,20 +325,20 @@ impl Core {
     /// holders stay.
     pub async fn drain(&self, within: Duration) {
         self.draining.store(true, Ordering::Release);
-        for peer in self.peers.lock().values() {
+        for peer in self.peers.by_id.lock().values() {
             peer.close(1001, "server is shutting down; connect again");
         }
         let gone = async {
             loop {
                 // Created before the check, so that a notification between the two is not missed.
-                let changed = self.peer_gone.notified();
-                if self.peers.lock().is_empty() {
+                let changed = self.peers.removed.notified();
+                if self.peers.by_id.lock().is_empty() {
                     return;
                 }
                 changed.await;
             }
         };
-        // A connection that is still open after the timeout is cut by the end of the process.
+        // If a connection is still open after the timeout, the caller aborts its task.
         tokio::time::timeout(within, gone).await.unwrap_or(());
     }
 
@@ -343,12 +352,14 @@ impl Core {
         ends.join_all().await;
     }
 
-    /// Kills what a dead holder left running. Runs on a blocking thread because it walks all processes of the host.
+    /// Kills what a dead holder left running: the session's cgroup, and also the process groups and POSIX sessions of
+    /// the leaders, because there may be no cgroup. Runs on a blocking thread because it walks all processes of the
+    /// host.
     pub(crate) fn kill_orphans(&self, session: Arc<str>, processes: Vec<Arc<Process>>) {
         let holders = self.holders.clone();
         self.spawn(async move {
             let kill = move || {
-                holders.kill_leftovers(&session);
+                holders.kill_cgroup(&session);
                 let leaders: Vec<_> = processes.iter().filter_map(|process| process.leader()).collect();
                 exec_server_holder::kill_orphans(leaders.iter().map(|(leader, pid)| (leader.as_fd(), *pid)));
             };
@@ -373,15 +384,15 @@ impl Core {
 
     pub(crate) fn register_peer(&self, peer: &Arc<Peer>) {
         self.metrics.connections.inc();
-        self.peers.lock().insert(peer.id, peer.clone());
+        self.peers.by_id.lock().insert(peer.id, peer.clone());
         if self.is_draining() {
             peer.close(1001, "server is shutting down; connect again");
         }
     }
 
     pub(crate) fn remove_peer(&self, peer: &Peer) {
-        self.peers.lock().remove(&peer.id);
-        self.peer_gone.notify_waiters();
+        self.peers.by_id.lock().remove(&peer.id);
+        self.peers.removed.notify_waiters();
     }
 
     /// Creates a session and writes its record to disk, so that the session survives a restart.
@@ -395,7 +406,7 @@ impl Core {
         let written = tokio::task::spawn_blocking(move || holders.write_record(&id, &record)).await;
         if let Err(error) = written.map_err(io::Error::other).flatten() {
             // Not fatal: the session works until the server ends, and a full disk should not make it fail.
-            tracing::error!(session = short_id(&session.id), %error, "cannot write the record of the session; without a process it will not survive a restart");
+            tracing::error!(session = short_id(&session.id), %error, "cannot write the record of the session; unless a process is started in it, the session will not survive a restart of the server");
         }
         // Insert only after the record is written: a request that ends the session then finds the record and removes
         // it.
@@ -413,6 +424,7 @@ impl Core {
         }
         self.metrics.sessions.inc();
         let id = (self.config.session_ids)().into();
+        // `None`: not detached. The connection that asked for the session attaches next.
         Ok(Session::new(id, principal, Arc::downgrade(self), attachment, None))
     }
 
@@ -452,7 +464,8 @@ impl Core {
         }
     }
 
-    /// Counts a request for a session that does not exist, and returns how long to delay its answer.
+    /// Counts a request for a session that does not exist, the `tries`-th on its connection, and returns how long to
+    /// delay its answer.
     pub(crate) fn count_wrong_try(&self, principal: &Principal, tries: u32) -> Duration {
         self.guess_throttle.lock().delay(principal, tries, Instant::now())
     }

@@ -13,10 +13,7 @@ use std::{
     fs::File,
     io,
     os::fd::OwnedFd,
-    sync::{
-        Arc, OnceLock, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
 
@@ -62,12 +59,9 @@ pub(crate) struct HolderLink {
     unsent_added: Notify,
     waiters: Mutex<ReplyWaiters>,
     /// Set by the holder's `Welcome`.
-    control: OnceLock<Arc<ControlBlock>>,
-    /// The feature level from the holder's `Welcome`.
-    feature_level: OnceLock<u32>,
+    setup: OnceLock<HolderSetup>,
     /// Mappings of the holder's memory that no log uses now.
     mappings: Arc<MappingCache>,
-    broken: AtomicBool,
     /// Whether the holder is about to exit because the session is archived.
     departure: watch::Sender<HolderDeparture>,
     /// The session is archived: its files contain everything that its last holder had.
@@ -103,8 +97,16 @@ impl HolderMessage {
     }
 }
 
+/// The part of a holder's `Welcome` that the link needs as long as it lives.
+struct HolderSetup {
+    control: Arc<ControlBlock>,
+    feature_level: u32,
+}
+
 #[derive(Default)]
 struct ReplyWaiters {
+    /// The link has ended, or never had a holder. No waiter can be added.
+    is_closed: bool,
     next: u32,
     waiting: BTreeMap<u32, ReplyWaiter>,
 }
@@ -194,13 +196,11 @@ impl HolderLink {
             live_session: OnceLock::new(),
             holders,
             metrics,
-            broken: AtomicBool::new(socket.is_none()),
-            socket,
             unsent: Mutex::default(),
             unsent_added: Notify::new(),
-            waiters: Mutex::default(),
-            control: OnceLock::new(),
-            feature_level: OnceLock::new(),
+            waiters: Mutex::new(ReplyWaiters { is_closed: socket.is_none(), ..ReplyWaiters::default() }),
+            socket,
+            setup: OnceLock::new(),
             mappings: Arc::default(),
             departure: watch::Sender::new(HolderDeparture::No),
             is_archive: false,
@@ -296,7 +296,7 @@ impl HolderLink {
 
     /// Whether the holder's feature level is at least `since`.
     pub(crate) fn supports(&self, since: u32) -> bool {
-        self.feature_level.get().is_some_and(|level| *level >= since)
+        self.setup.get().is_some_and(|setup| setup.feature_level >= since)
     }
 
     /// Sends a request whose reply goes to `waiter`, with the fds of `confined`. If it cannot be sent, fails the waiter
@@ -309,7 +309,7 @@ impl HolderLink {
         message: impl FnOnce(u32) -> ToHolder<'a>,
     ) -> bool {
         let mut waiters = self.waiters.lock();
-        if self.broken.load(Ordering::Acquire) {
+        if waiters.is_closed {
             drop(waiters);
             waiter.fail(io::ErrorKind::BrokenPipe.into());
             return false;
@@ -335,7 +335,7 @@ impl HolderLink {
         if message.bytes.len() > control::LARGE_MAX {
             return Err(Errno::MSGSIZE.into());
         }
-        if self.broken.load(Ordering::Acquire) {
+        if self.is_broken() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         let mut unsent = self.unsent.lock();
@@ -371,7 +371,7 @@ impl HolderLink {
     }
 
     pub(crate) fn is_broken(&self) -> bool {
-        self.broken.load(Ordering::Acquire)
+        self.waiters.lock().is_closed
     }
 
     /// The error for requests that a broken link did not accept.
@@ -400,14 +400,14 @@ impl HolderLink {
             let (message, mut fds) = self.recv(shortage).await?;
             match message {
                 FromHolder::Welcome { version: level, info, ttl_ms, detached_ms, .. } if fds.len() == 2 => {
-                    self.feature_level.set(level).ok(); // Ignores a second `Welcome` on the same link.
                     if level >= control::ARCHIVES {
                         self.send(&ToHolder::AllowArchive);
                     }
                     // The fds are the control block and the eventfd.
                     let wakeup = exec_server_rpc::register(fds.remove(1), Interest::READABLE)?;
                     let control = ControlBlock::open(fds.remove(0)).map_err(io::Error::other)?;
-                    self.control.set(Arc::new(control)).ok(); // As above.
+                    // Ignores a second `Welcome` on the same link.
+                    self.setup.set(HolderSetup { control: Arc::new(control), feature_level: level }).ok();
                     welcome = Some(HolderWelcome { info, ttl_ms, detached_ms, wakeup });
                 }
                 FromHolder::Process(info) => {
@@ -447,7 +447,8 @@ impl HolderLink {
     }
 
     fn control(&self) -> io::Result<Arc<ControlBlock>> {
-        self.control.get().cloned().ok_or_else(|| io::Error::other("the holder has not sent `Welcome`"))
+        let setup = self.setup.get().ok_or_else(|| io::Error::other("the holder has not sent `Welcome`"))?;
+        Ok(setup.control.clone())
     }
 
     /// Receives one message. Cancel safe: a message leaves the socket only when it is returned.
@@ -497,7 +498,7 @@ impl HolderLink {
 
     /// Wakes the processes whose logs have grown, until no dirty flag is left and the session's wake-up is armed.
     fn wake_dirty(&self, session: &Session, slots: &ProcessSlots) {
-        let Some(control) = self.control.get() else { return };
+        let Some(HolderSetup { control, .. }) = self.setup.get() else { return };
         loop {
             control.take_dirty(|slot| {
                 if let Some(process) = slots.get(&slot) {
@@ -625,7 +626,7 @@ impl HolderLink {
         // Close and take under one lock: no waiter can be added in between.
         let waiting = {
             let mut waiters = self.waiters.lock();
-            self.broken.store(true, Ordering::Release);
+            waiters.is_closed = true;
             std::mem::take(&mut waiters.waiting)
         };
         if self.is_departing() {

@@ -187,7 +187,7 @@ impl Holders {
 }
 
 impl core::Holders for Holders {
-    fn create(&self, session: &str, info: &[u8]) -> io::Result<(OwnedFd, [u8; 32])> {
+    fn create(&self, session: &str, record: &[u8]) -> io::Result<(OwnedFd, [u8; 32])> {
         let entry = self.entry(session)?;
         let mut secret = [7; 32];
         secret[..8].copy_from_slice(&entry.order.to_le_bytes());
@@ -197,7 +197,7 @@ impl core::Holders for Holders {
         let config = HolderConfig {
             dir: open_dir(&entry.dir)?,
             secret,
-            info: info.to_vec(),
+            info: record.to_vec(),
             limits: self.limits,
             nofile: None,
             confine: ChildRestrictions::default(),

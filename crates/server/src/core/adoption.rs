@@ -274,7 +274,7 @@ impl Core {
                 self.discard(id, "it had expired");
             }
             FoundSession::DeadHolder(dead_holder) => {
-                self.kill_leftovers(id).await;
+                self.kill_cgroup(id).await;
                 match Session::from_dead_holder(self, id.into(), dead_holder) {
                     Ok(session) => {
                         let processes = session.processes().len();
@@ -303,7 +303,7 @@ impl Core {
                 }
             }
             FoundSession::Lost => {
-                self.kill_leftovers(id).await;
+                self.kill_cgroup(id).await;
                 self.remember_gone(id, GoneReason::HolderLost);
                 self.discard(id, "its holder died");
             }
@@ -312,11 +312,11 @@ impl Core {
         }
     }
 
-    /// Kills what a dead holder left running. Runs on a blocking thread because it may wait.
-    async fn kill_leftovers(&self, id: &str) {
+    /// Calls `Holders::kill_cgroup` on a blocking thread, because it may wait.
+    async fn kill_cgroup(&self, id: &str) {
         let (holders, session) = (self.holders.clone(), id.to_owned());
         // A panic in the job was already printed.
-        tokio::task::spawn_blocking(move || holders.kill_leftovers(&session)).await.unwrap_or(());
+        tokio::task::spawn_blocking(move || holders.kill_cgroup(&session)).await.unwrap_or(());
     }
 
     fn discard(&self, id: &str, why: &str) {

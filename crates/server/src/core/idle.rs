@@ -75,12 +75,12 @@ impl Core {
 
     fn is_idle(&self) -> bool {
         // A pending session counts as busy: its holder does not answer, but may have running processes.
-        self.peers.lock().is_empty()
+        self.peers.by_id.lock().is_empty()
             && self.pending.is_empty()
             && self.sessions.lock().values().all(|session| session.is_idle())
     }
 
     fn connections_so_far(&self) -> u64 {
-        self.next_peer.load(Ordering::Relaxed)
+        self.peers.last_id.load(Ordering::Relaxed)
     }
 }

@@ -33,7 +33,7 @@ impl AdmissionReporter for Core {
                 ("evicted", admission.evicted),
                 ("slowed", admission.slowed),
             ],
-            connections: self.peers.lock().len() as u64,
+            connections: self.peers.by_id.lock().len() as u64,
             ..MetricsSnapshot::default()
         };
         let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();

@@ -114,14 +114,14 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
     };
     let speaks = |dialect: &str| capabilities.dialects.iter().any(|word| word == dialect);
     let binary = speaks(frame::BINARY);
-    *connection.peer.capabilities.lock() = PeerCapabilities {
+    connection.peer.set_capabilities(PeerCapabilities {
         ack: capabilities.ack,
         gap: capabilities.gap,
         concurrent: capabilities.concurrent,
         attached: binary || (connection.has_frames && speaks(message::ATTACHED)),
         binary,
         ack_window_bytes: connection.core.config.ack_window_bytes,
-    };
+    });
     session.attach(connection.peer.clone(), attachment, claim)?;
     if resumed {
         connection.core.metrics.resumed.inc();

@@ -1,10 +1,10 @@
 //! The pump: the only sender of a connection. It owns the write half, the cursors of all pushed processes, and the
 //! waiting reads.
 //!
-//! Order of sending: control frames and answers first, then reads that can be answered, then feeds in deficit round
-//! robin, alternating with pieces of HTTP bodies, while the batch has room. The pump flushes a batch once and fills the
-//! next one after the socket has accepted it. So output waits in the log and never in a queue here, and neither an
-//! answer nor a quiet process waits behind a noisy one for more than one batch.
+//! Order of sending: pings, pongs and answers first, then reads that can be answered, then feeds in round robin with
+//! `QUANTUM_BYTES` per turn, alternating with pieces of HTTP bodies, while the batch has room. The pump flushes a batch
+//! once and fills the next one after the socket has accepted it. So output waits in the log and never in a queue here,
+//! and neither an answer nor a quiet process waits behind a noisy one for more than one batch.
 
 mod channels;
 mod convert;
@@ -15,7 +15,7 @@ mod read;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     io,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     time::Duration,
 };
 
@@ -74,14 +74,15 @@ pub(crate) struct Pump {
     by_process: HashMap<usize, u64>,
     /// Feeds by session and process id. If an id was used again, this is the newer feed.
     by_name: HashMap<(Arc<str>, ProcessId), u64>,
-    /// Feeds whose mode has a timer now.
+    /// At least the feeds that have a timer: their clients cannot acknowledge, and pushing waits for a read.
     timed: BTreeSet<u64>,
     /// Feeds with something to send, in round-robin order.
     turns: VecDeque<u64>,
     reads: BTreeMap<u64, ReadJob>,
     /// Reads that may be answerable now, in the order in which they became so.
     ready_reads: VecDeque<u64>,
-    next_key: u64,
+    /// The last key given to a feed or a read. Feeds and reads share one sequence, so a key names only one of them.
+    last_key: u64,
     /// Pieces of HTTP bodies that did not fit into earlier batches.
     deltas: VecDeque<(Vec<u8>, OwnedSemaphorePermit)>,
     /// Loads of disk segments that are under way.
@@ -106,7 +107,7 @@ impl Pump {
             turns: VecDeque::new(),
             reads: BTreeMap::new(),
             ready_reads: VecDeque::new(),
-            next_key: 0,
+            last_key: 0,
             deltas: VecDeque::new(),
             loads: JoinSet::new(),
             close: None,
@@ -118,7 +119,7 @@ impl Pump {
         loop {
             self.fill(Instant::now());
             if !self.outbox.is_empty() {
-                self.outgoing.flushing.store(true, Ordering::Relaxed);
+                self.outgoing.set_flushing(true);
                 // Count once per batch. If the peer disconnects in the middle, the count is too high by less than a
                 // batch.
                 self.outgoing.metrics.sent_bytes.add(self.outbox.len() as u64);
@@ -128,7 +129,7 @@ impl Pump {
                     // A peer that does not read cannot keep a closing connection open.
                     Some(_) => tokio::time::timeout(CLOSE_FLUSH, flush).await.map_err(io::Error::from).flatten(),
                 };
-                self.outgoing.flushing.store(false, Ordering::Relaxed);
+                self.outgoing.set_flushing(false);
                 flushed?;
                 if self.close.is_none() {
                     continue;
@@ -219,7 +220,7 @@ impl Pump {
             }
             PumpCommand::Ack { session, process, seq } => {
                 // Look up by what is pushed here, not in the session's table: observers still acknowledge a process
-                // that its owner has forgotten.
+                // that the client of its session has forgotten.
                 if let Some(key) = self.by_name.get(&(session, process)).copied()
                     && let Some(feed) = self.feeds.get_mut(&key)
                     && feed.handle_ack(seq)
@@ -248,6 +249,7 @@ impl Pump {
         follow.process.log().add_waker(waker.clone());
         self.by_process.insert(Arc::as_ptr(&follow.process).addr(), key);
         self.by_name.insert((follow.process.session.clone(), follow.process.process_id()), key);
+        // Only binary frames name a process by its channel, and `command/**` has no binary frames.
         let has_channel = follow.capabilities.binary && follow.process.meta.dialect == Dialect::Process;
         let channel = has_channel.then(|| self.outgoing.channels.open(follow.process.clone()));
         self.feeds.insert(key, Feed::new(follow, waker, channel));
@@ -255,8 +257,8 @@ impl Pump {
     }
 
     fn allocate_key(&mut self) -> u64 {
-        self.next_key += 1;
-        self.next_key
+        self.last_key += 1;
+        self.last_key
     }
 
     fn feed_of(&self, process: &Arc<Process>) -> Option<u64> {
@@ -272,7 +274,7 @@ impl Pump {
         }
     }
 
-    /// Updates `timed`. Called after every change that may affect a feed's mode.
+    /// Updates `timed`. Called after every change that may start a feed's timer.
     fn update_timer(&mut self, key: u64) {
         if self.feeds.get(&key).is_some_and(|feed| feed.timer().is_some()) {
             self.timed.insert(key);
@@ -316,6 +318,7 @@ impl Pump {
         self.drop_if_settled(key);
     }
 
+    /// Drops a feed that has sent everything and waits for no acknowledgement and no poll.
     fn drop_if_settled(&mut self, key: u64) {
         if self.feeds.get(&key).is_some_and(Feed::is_settled) {
             self.drop_feed(key);
@@ -360,6 +363,7 @@ impl Pump {
         if self.reads.len() >= limits::READS_WAITING {
             return command.reply.fail(&Failure::Overloaded { what: "reads that wait for output on this connection" });
         }
+        // The reads of a client without `ack` show whether it polls, and what it has taken.
         if command.is_own
             && let Some(feed_key) = self.feed_of(&command.process)
             && let Some(feed) = self.feeds.get_mut(&feed_key)
@@ -434,8 +438,8 @@ mod tests {
 
     use super::*;
 
-    // Regression: answers that filled a batch left no room for anything else, so a client that downloaded without pause
-    // got no process output.
+    // Regression: while answers filled every batch, `fill` added neither process output nor HTTP bodies. One loop adds
+    // both, so the test checks only the bodies.
     #[tokio::test]
     async fn answers_that_fill_every_batch_do_not_starve_http_bodies() {
         let outgoing = OutgoingQueue::new(Arc::default(), Arc::default(), 1);

@@ -9,7 +9,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
 };
 
@@ -35,27 +35,43 @@ use crate::{compat::Dialect, error::Failure, incoming::IncomingBudget, metrics::
 /// The queue of the pump. Everything that sends a message on the connection puts it here.
 pub(crate) struct OutgoingQueue {
     pub(crate) metrics: Arc<Metrics>,
-    items: Mutex<OutgoingItems>,
+    state: Mutex<QueueState>,
     pub(super) changed: Notify,
     /// Notified when the pump takes the queued items. A connection that has paused reading waits for it, and so do
     /// handlers with large answers.
     drained: Notify,
-    /// Bytes of this connection's unanswered requests, as far as they are counted.
-    request_bytes: AtomicUsize,
-    /// The server's budget, in which these bytes count as well.
-    incoming: Arc<IncomingBudget>,
-    /// Number of requests without an answer.
-    outstanding: AtomicUsize,
-    /// One permit for each start that may run concurrently. Other starts wait in arrival order.
-    start_permits: Semaphore,
-    /// Starts that wait for a permit.
-    starts_waiting: AtomicUsize,
-    /// The pump is writing to the socket, so a silent peer may just be slow.
-    pub(super) flushing: AtomicBool,
+    requests: RequestLoad,
     /// One permit for each piece of an HTTP body that may be queued.
     delta_permits: Arc<Semaphore>,
     /// Channel numbers for binary frames.
     pub(crate) channels: Channels,
+}
+
+#[derive(Default)]
+struct QueueState {
+    items: OutgoingItems,
+    /// The pump is writing to the socket, so a silent peer may just be slow.
+    is_flushing: bool,
+    /// The pump has ended. Items that are added now are dropped.
+    is_shut: bool,
+}
+
+/// The unanswered requests of a connection.
+struct RequestLoad {
+    counts: Mutex<RequestCounts>,
+    /// The server's budget, in which the counted bytes count as well.
+    incoming: Arc<IncomingBudget>,
+    /// One permit for each start that may run concurrently. Other starts wait in arrival order.
+    start_permits: Semaphore,
+}
+
+#[derive(Default)]
+struct RequestCounts {
+    unanswered: usize,
+    /// Bytes of these requests, as far as they are counted.
+    bytes: usize,
+    /// Starts that wait for a permit.
+    starts_waiting: usize,
 }
 
 #[derive(Default)]
@@ -70,8 +86,6 @@ pub(super) struct OutgoingItems {
     pub(super) ready: VecDeque<u64>,
     pub(super) ping: bool,
     pub(super) close: Option<(u16, &'static str)>,
-    /// The pump has ended. Items that are added now are dropped.
-    is_shut: bool,
 }
 
 /// An instruction to the pump. Executed in order.
@@ -97,15 +111,14 @@ impl OutgoingQueue {
     pub(crate) fn new(incoming: Arc<IncomingBudget>, metrics: Arc<Metrics>, concurrent_starts: usize) -> Arc<Self> {
         Arc::new(Self {
             metrics,
-            items: Mutex::default(),
+            state: Mutex::default(),
             changed: Notify::new(),
             drained: Notify::new(),
-            request_bytes: AtomicUsize::new(0),
-            incoming,
-            outstanding: AtomicUsize::new(0),
-            start_permits: Semaphore::new(concurrent_starts),
-            starts_waiting: AtomicUsize::new(0),
-            flushing: AtomicBool::new(false),
+            requests: RequestLoad {
+                counts: Mutex::default(),
+                incoming,
+                start_permits: Semaphore::new(concurrent_starts),
+            },
             delta_permits: Arc::new(Semaphore::new(limits::HTTP_DELTAS_WAITING)),
             channels: Channels::default(),
         })
@@ -113,13 +126,13 @@ impl OutgoingQueue {
 
     /// Adds to the queued items and wakes the pump, unless the pump has ended.
     fn enqueue(&self, add: impl FnOnce(&mut OutgoingItems)) {
-        let mut items = self.items.lock();
-        if items.is_shut {
-            drop(items); // Unlock first: `add` owns the item, and dropping a command can re-enter this queue.
+        let mut state = self.state.lock();
+        if state.is_shut {
+            drop(state); // Unlock first: `add` owns the item, and dropping a command can re-enter this queue.
             return drop(add);
         }
-        add(&mut items);
-        drop(items);
+        add(&mut state.items);
+        drop(state);
         self.changed.notify_one();
     }
 
@@ -147,8 +160,10 @@ impl OutgoingQueue {
     /// Called when the pump has ended: drops the queued items and accepts no more. This breaks a reference cycle: a
     /// process with a waiting write refers to this queue, whose items may refer to the process.
     pub(super) fn shut_down(&self) {
-        let shut = OutgoingItems { is_shut: true, ..OutgoingItems::default() };
-        let rest = std::mem::replace(&mut *self.items.lock(), shut);
+        let mut state = self.state.lock();
+        state.is_shut = true;
+        let rest = std::mem::take(&mut state.items);
+        drop(state);
         drop(rest);
         self.channels.close_all();
         self.drained.notify_waiters();
@@ -173,7 +188,7 @@ impl OutgoingQueue {
     }
 
     pub(super) fn take(&self) -> OutgoingItems {
-        let items = std::mem::take(&mut *self.items.lock());
+        let items = std::mem::take(&mut self.state.lock().items);
         self.drained.notify_waiters();
         items
     }
@@ -185,7 +200,7 @@ impl OutgoingQueue {
             // Created before the check: from then on it does not miss a `notify_waiters`.
             let drained = self.drained.notified();
             {
-                let items = self.items.lock();
+                let items = &self.state.lock().items;
                 let waiting = items.answers.len() + items.commands.len();
                 if items.answer_bytes < limits::ANSWERS_WAITING_BYTES && waiting < limits::ANSWERS_WAITING {
                     return;
@@ -196,20 +211,24 @@ impl OutgoingQueue {
     }
 
     /// Number of this connection's requests without an answer.
-    pub(crate) fn outstanding(&self) -> usize {
-        self.outstanding.load(Ordering::Relaxed)
+    pub(crate) fn unanswered(&self) -> usize {
+        self.requests.counts.lock().unanswered
     }
 
     /// Fails if too many starts are waiting. Reserves nothing.
     pub(crate) fn check_starts_waiting(&self) -> Result<(), Failure> {
-        if self.starts_waiting.load(Ordering::Relaxed) >= limits::STARTS_WAITING {
+        if self.requests.counts.lock().starts_waiting >= limits::STARTS_WAITING {
             return Err(Failure::Overloaded { what: "waiting starts on this connection" });
         }
         Ok(())
     }
 
     pub(crate) fn is_flushing(&self) -> bool {
-        self.flushing.load(Ordering::Relaxed)
+        self.state.lock().is_flushing
+    }
+
+    pub(super) fn set_flushing(&self, is_flushing: bool) {
+        self.state.lock().is_flushing = is_flushing;
     }
 }
 
@@ -266,7 +285,7 @@ enum StartPermit {
 
 impl Reply {
     pub(crate) fn new(id: RequestId, outgoing: Arc<OutgoingQueue>, method: Method, span: Span) -> Self {
-        outgoing.outstanding.fetch_add(1, Ordering::Relaxed);
+        outgoing.requests.counts.lock().unanswered += 1;
         let dialect = if method.info().family == Family::Command { Dialect::Command } else { Dialect::Process };
         let details = RequestDetails {
             method,
@@ -286,14 +305,15 @@ impl Reply {
     /// Waits for one of the connection's start permits in arrival order, and keeps it until this request is answered.
     pub(crate) async fn take_start_permit(mut self) -> Self {
         // Permits are forgotten, because they would borrow the queue. Dropping this reply returns them.
-        if self.outgoing.start_permits.try_acquire().map(SemaphorePermit::forget).is_err() {
+        let requests = &self.outgoing.requests;
+        if requests.start_permits.try_acquire().map(SemaphorePermit::forget).is_err() {
             self.details.start_permit = StartPermit::Awaited;
-            self.outgoing.starts_waiting.fetch_add(1, Ordering::Relaxed);
+            requests.counts.lock().starts_waiting += 1;
             // Exempt from Tokio's coop budget: with an exhausted budget, `acquire` stays pending although it has its
             // permit, and a later start could begin first.
-            let acquired = unconstrained(self.outgoing.start_permits.acquire()).await;
+            let acquired = unconstrained(requests.start_permits.acquire()).await;
             acquired.expect("the semaphore is never closed").forget();
-            self.outgoing.starts_waiting.fetch_sub(1, Ordering::Relaxed);
+            requests.counts.lock().starts_waiting -= 1;
         }
         self.details.start_permit = StartPermit::Held;
         self
@@ -301,14 +321,18 @@ impl Reply {
 
     /// Counts `bytes` of this request until it is answered. Fails beyond the bounds of the connection or the server.
     pub(crate) fn count_bytes(mut self, bytes: usize) -> Result<Self, (Self, Failure)> {
-        if !self.outgoing.incoming.reserve(bytes) {
+        if !self.outgoing.requests.incoming.reserve(bytes) {
             return Err((self, Failure::Overloaded { what: "bytes of requests on all connections" }));
         }
-        let before = self.outgoing.request_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let total = {
+            let mut counts = self.outgoing.requests.counts.lock();
+            counts.bytes += bytes;
+            counts.bytes
+        };
         self.details.counted_bytes += bytes;
         // On this connection, a request of any size is allowed while no other bytes are counted. A refused request
         // stays counted until its reply is dropped, which releases both counts.
-        if before > 0 && before + bytes > limits::REQUESTS_WAITING_BYTES {
+        if total > bytes && total > limits::REQUESTS_WAITING_BYTES {
             return Err((self, Failure::Overloaded { what: "bytes of requests on this connection" }));
         }
         Ok(self)
@@ -342,15 +366,16 @@ impl Drop for Reply {
         let took = received_at.elapsed();
         self.outgoing.metrics.answered(*method, took);
         tracing::debug!(parent: span, took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX), "answered");
-        self.outgoing.request_bytes.fetch_sub(*counted_bytes, Ordering::Relaxed);
-        self.outgoing.incoming.release(*counted_bytes);
-        self.outgoing.outstanding.fetch_sub(1, Ordering::Relaxed);
-        match start_permit {
-            StartPermit::None => {}
-            StartPermit::Awaited => {
-                self.outgoing.starts_waiting.fetch_sub(1, Ordering::Relaxed);
-            }
-            StartPermit::Held => self.outgoing.start_permits.add_permits(1),
+        let requests = &self.outgoing.requests;
+        {
+            let mut counts = requests.counts.lock();
+            counts.bytes -= counted_bytes;
+            counts.unanswered -= 1;
+            counts.starts_waiting -= usize::from(*start_permit == StartPermit::Awaited);
+        }
+        requests.incoming.release(*counted_bytes);
+        if *start_permit == StartPermit::Held {
+            requests.start_permits.add_permits(1);
         }
     }
 }

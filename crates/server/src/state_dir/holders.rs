@@ -180,7 +180,7 @@ impl Holders for SpawnedHolders {
         vec![self.state.path().to_owned()]
     }
 
-    fn create(&self, session: &str, info: &[u8]) -> io::Result<(OwnedFd, [u8; 32])> {
+    fn create(&self, session: &str, record: &[u8]) -> io::Result<(OwnedFd, [u8; 32])> {
         let dir = self.state.session_dir(session)?;
         let mut secret = [0; 32];
         getrandom::fill(&mut secret).map_err(io::Error::other)?;
@@ -190,7 +190,7 @@ impl Holders for SpawnedHolders {
             self.spawner()?.create(&HolderConfig {
                 dir,
                 secret,
-                info: info.to_vec(),
+                info: record.to_vec(),
                 limits: self.config.limits,
                 nofile: self.config.original_nofile,
                 confine: ChildRestrictions { group, ..self.config.confine.clone() },
@@ -263,7 +263,7 @@ impl Holders for SpawnedHolders {
     }
 
     fn remove(&self, session: &str) -> io::Result<()> {
-        // No need to wait for the kill: a live holder removes its group itself, and for a dead one `kill_leftovers` has
+        // No need to wait for the kill: a live holder removes its group itself, and for a dead one `kill_cgroup` has
         // already waited.
         let group = self.group_of(session);
         group.kill();
@@ -292,7 +292,7 @@ impl Holders for SpawnedHolders {
         self.group_of(session).remove();
     }
 
-    fn kill_leftovers(&self, session: &str) {
+    fn kill_cgroup(&self, session: &str) {
         let group = self.group_of(session);
         if group == SessionCgroup::default() {
             return;
