@@ -260,12 +260,14 @@ impl Manager {
         self.list_each(list::PROMPTS).await
     }
 
-    /// Reads a resource and returns the server's result unchanged. Starts the server if necessary.
+    /// Reads a resource and returns the server's result. The result of a stdio server is unchanged. Over HTTP, rmcp drops
+    /// fields that it does not know. Starts the server if necessary.
     pub async fn read_resource(&self, server: &str, uri: &str) -> Result<Value, Error> {
         self.request(server, "resources/read", json!({ "uri": uri })).await
     }
 
-    /// Gets a prompt and returns the server's result unchanged. Starts the server if necessary.
+    /// Gets a prompt and returns the server's result, as [`Self::read_resource`] does. Starts the server if
+    /// necessary.
     pub async fn get_prompt(&self, server: &str, name: &str, arguments: Map<String, Value>) -> Result<Value, Error> {
         self.request(server, "prompts/get", json!({ "name": name, "arguments": arguments })).await
     }

@@ -79,15 +79,18 @@ pub fn build(script: &ViewScript) -> Result<BuiltView, BuildError> {
     for ((path, step), copy) in script.steps.iter().zip(copies) {
         builder.apply(path, step, copy).doing(|| format!("{} `{}`", step.verb(), path.display()))?;
     }
-    // All mount points and links in our tmpfs instances exist now, so the instances can become read-only.
+    // All mount points and links in our tmpfs instances exist now, so the instances can become read-only. This is not
+    // recursive: the bind mounts in them keep their attributes.
     for (path, tree) in &builder.trees {
         system::set_attributes(tree.as_fd(), libc::MOUNT_ATTR_RDONLY, false)
-            .doing(|| format!("finish `{}`", path.display()))?;
+            .doing(|| format!("make the tmpfs on `{}` read-only", path.display()))?;
     }
     let root = rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .doing(|| "open the view".to_owned())?;
     if script.is_empty_tree {
-        // After `pivot_root(".", ".")` the old root is mounted over the new one, so `.` leads to the old root.
+        // `pivot_root(".", ".")` mounted the old root over the new one. Paths from `/` begin at the new root, but
+        // `unmount` follows `.` to the mount on top. The unmount must come after the steps: `mask_file` clones the
+        // `/dev/null` of the old root, and the kernel clones only mounts of this namespace.
         unmount(".", UnmountFlags::DETACH).doing(|| "unmount the old root".to_owned())?;
     }
     if script.is_for_process {
@@ -131,8 +134,8 @@ fn copy_sources(script: &ViewScript) -> Result<Vec<Option<OwnedFd>>, BuildError>
     let copy = |(path, step): &(PathBuf, ViewStep)| {
         let ViewStep::Bind { is_read_only, .. } = step else { return Ok(None) };
         let what = || format!("copy `{}`", path.display());
-        let target = system::open_path(CWD, path).doing(what)?;
-        let tree = system::clone_tree(target.as_fd()).doing(what)?;
+        let source = system::open_path(CWD, path).doing(what)?;
+        let tree = system::clone_tree(source.as_fd()).doing(what)?;
         if *is_read_only {
             system::set_attributes(tree.as_fd(), libc::MOUNT_ATTR_RDONLY, true)
                 .doing(|| format!("make `{}` read-only", path.display()))?;

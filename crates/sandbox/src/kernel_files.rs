@@ -72,8 +72,8 @@ pub(crate) fn protect(proc: BorrowedFd<'_>) -> io::Result<()> {
     let mut table = Vec::new();
     file.read_to_end(&mut table)?;
     for mount in find(&table) {
-        // Skip mounts that cannot be reached: those under another mount, and those in a directory that this user cannot
-        // enter.
+        // Skip mounts that cannot be reached: those that a later mount hides, and those in a directory that this user
+        // cannot enter.
         let place = match system::open_path(CWD, &mount.path) {
             Ok(place) => place,
             Err(error) => match Errno::from_io_error(&error) {
@@ -81,7 +81,7 @@ pub(crate) fn protect(proc: BorrowedFd<'_>) -> io::Result<()> {
                 _ => return Err(error),
             },
         };
-        // Another mount id: this mount is covered by another one on the same path.
+        // Another mount id: a later mount on this path, or on a directory above it, hides this mount.
         if statx(&place, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?.stx_mnt_id != mount.id {
             continue;
         }

@@ -15,9 +15,9 @@ pub const LEDGER_KEYS_MAX: usize = 4096;
 pub enum WriteBegin {
     /// The key is new: no bytes were accepted yet.
     New,
-    /// The key is known, and a part of the bytes was accepted.
+    /// The key is known, and bytes are left to accept.
     Continue {
-        /// Bytes accepted so far.
+        /// Bytes accepted so far. May be 0.
         done: u64,
     },
     /// All bytes were accepted.

@@ -66,7 +66,7 @@ pub struct SandboxState {
     pub use_legacy_landlock: bool,
 }
 
-/// The result of a tool, unchanged.
+/// The result of a tool. Over HTTP, rmcp drops fields of the content that it does not know.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CallResult {

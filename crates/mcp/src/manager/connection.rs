@@ -58,7 +58,8 @@ impl ServerConnection {
         Self { server: server.name.clone(), peer, shared, info, is_http, tasks: Mutex::default() }
     }
 
-    /// Sends a request and returns the result unchanged.
+    /// Sends a request and returns the result. The result of a stdio server is unchanged. Over HTTP, rmcp drops fields
+    /// that it does not know.
     pub(super) async fn request(
         &self,
         method: &'static str,
@@ -77,6 +78,7 @@ impl ServerConnection {
         let mut pending = PendingRequest { connection: self, handle: Some(handle) };
         match pending.answer(method, within).await? {
             Ok(ServerResult::CustomResult(CustomResult(value))) => Ok(value),
+            // Over HTTP, rmcp has parsed the result into one of its own types.
             Ok(typed) => serde_json::to_value(typed).map_err(|error| Error::Unreadable {
                 server: self.server.clone(),
                 method,
@@ -110,8 +112,8 @@ impl ServerConnection {
         }
     }
 
-    /// Converts an HTTP error. If the server requires authentication, all later requests would fail too, so the connection is marked as
-    /// refused.
+    /// Converts an HTTP error. If the server requires authentication, all later requests would fail too. `refuse` then
+    /// makes the module `server` end the connection without a restart.
     fn http_error(&self, error: &ServiceError) -> Error {
         let error = super::start::http_error(&self.server, &HttpError::of_call(error));
         if let Error::AuthenticationRequired { reason, .. } = &error {
@@ -186,7 +188,7 @@ impl PendingRequest<'_> {
 impl Drop for PendingRequest<'_> {
     fn drop(&mut self) {
         let Some(handle) = self.handle.take() else { return };
-        // Without a runtime the connection does not exist either, so a cancellation cannot be sent.
+        // Outside a runtime no task can be spawned. The server then gets no cancellation.
         if tokio::runtime::Handle::try_current().is_err() {
             return;
         }

@@ -17,7 +17,7 @@ pub struct CreateParams {
     /// The file that the draft becomes.
     #[serde(flatten)]
     pub file: FileTarget,
-    /// Keep the written bytes if the handle ends without a commit. A later `fs/create` of the same path with the same `keep` continues the
+    /// Keep the written bytes if the draft ends without a commit. A later `fs/create` of the same path with the same `keep` continues the
     /// draft. 1 to 64 letters, digits, `-` and `_`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep: Option<String>,
