@@ -471,7 +471,7 @@ impl LogWorld {
                 None if is_last_known => (self.model.next_seq(), self.model.written()),
                 None => break,
             };
-            if end.0 > taken + 1 || size(end) > limit {
+            if end.0 > taken + 1 || (size(end) > limit && self.end().1 > 0) {
                 break;
             }
             removable.push(segment.id);

@@ -220,17 +220,19 @@ impl SegmentChain {
     /// `keep_bytes` of the log. Returns their ids, oldest first, so that the caller can release them.
     ///
     /// Each event counts [`EVENT_OVERHEAD`] more than its output. If only the output counted, kept small events could
-    /// fill the log, and its writer would wait forever.
+    /// fill the log, and its writer would wait forever. Events without any output after them are not kept.
     pub fn take_up_to(&mut self, seq: u64, keep_bytes: u64) -> Vec<u64> {
         let size = |(seq, offset): (u64, u64)| offset.saturating_add(seq.saturating_mul(EVENT_OVERHEAD));
-        let limit = size(self.end()).saturating_sub(keep_bytes);
+        let end_of_log = self.end();
+        let limit = size(end_of_log).saturating_sub(keep_bytes);
         let mut taken = Vec::new();
         while let Some(entry) = self.entries.front().filter(|entry| entry.is_sealed()) {
             let end = match self.entries.get(1) {
                 Some(next) => Some((next.info.base_seq, next.info.base_offset)),
                 None => entry.end(),
             };
-            let is_taken = |end: &(u64, u64)| end.0 <= seq.saturating_add(1) && size(*end) <= limit;
+            let is_kept = |end: (u64, u64)| size(end) > limit && end_of_log.1 > 0;
+            let is_taken = |end: &(u64, u64)| end.0 <= seq.saturating_add(1) && !is_kept(*end);
             let Some((next_seq, offset)) = end.filter(is_taken) else { break };
             taken.push(entry.info.id);
             self.entries.pop_front();
