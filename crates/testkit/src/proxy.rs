@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use exec_server_chaos::{Event, Plan, Random, Way};
+use exec_server_chaos::{Event, Plan, Random, Shape, Way};
 
 /// A running proxy. Dropping it stops the proxy.
 pub struct Proxy {
@@ -14,6 +14,7 @@ pub struct Proxy {
 
 /// The byte limits of future links.
 struct ByteLimits {
+    shape: Shape,
     random: Random,
     ways: Vec<Way>,
     most: u64,
@@ -24,7 +25,17 @@ struct ByteLimits {
 impl Proxy {
     /// Starts a proxy in front of `IP:PORT`.
     pub fn start(server: &str) -> Self {
-        let limits = Arc::new(Mutex::new(ByteLimits { random: Random::new(0), ways: Vec::new(), most: 0, left: 0 }));
+        Self::shaped(server, Shape::default())
+    }
+
+    /// Like [`start`](Self::start), with a limit for the bytes per second in each direction.
+    pub fn throttled(server: &str, throttle: u64) -> Self {
+        Self::shaped(server, Shape { throttle, ..Shape::default() })
+    }
+
+    fn shaped(server: &str, shape: Shape) -> Self {
+        let limits = ByteLimits { shape, random: Random::new(0), ways: Vec::new(), most: 0, left: 0 };
+        let limits = Arc::new(Mutex::new(limits));
         let drawn = Arc::clone(&limits);
         let upstream = server.parse().expect("an address");
         let draw = move |_: &mut Random| drawn.lock().expect("no panic under the lock").next();
@@ -59,8 +70,9 @@ impl Proxy {
 
     /// Cuts the current links, and each of the next `count` links after fewer than `most` bytes in one of these directions.
     pub fn cut_next(&self, seed: u64, count: u64, ways: &[Way], most: u64) {
-        *self.limits.lock().expect("no panic under the lock") =
-            ByteLimits { random: Random::new(seed), ways: ways.to_vec(), most, left: count };
+        let mut limits = self.limits.lock().expect("no panic under the lock");
+        *limits = ByteLimits { shape: limits.shape, random: Random::new(seed), ways: ways.to_vec(), most, left: count };
+        drop(limits);
         self.cut();
     }
 
@@ -72,11 +84,12 @@ impl Proxy {
 
 impl ByteLimits {
     fn next(&mut self) -> Plan {
+        let plan = Plan::shaped(self.shape);
         if self.left == 0 {
-            return Plan::default();
+            return plan;
         }
         self.left -= 1;
         let way = self.ways[usize::from(self.ways.len() > 1 && self.random.one_in(2))];
-        Plan::default().at(way, self.random.between(0, self.most), Event::Fin)
+        plan.at(way, self.random.between(0, self.most), Event::Fin)
     }
 }

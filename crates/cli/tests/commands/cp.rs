@@ -12,12 +12,20 @@ use crate::{
 pub(crate) struct World {
     pub(crate) server: TestServer,
     pub(crate) home: Home,
+    /// In front of the server, if the copies are to be slow.
+    proxy: Option<Proxy>,
 }
 
 impl World {
     pub(crate) fn new() -> Self {
         let server = TestServer::builder().after("mkdir -p \"$HOME/own\" && cd \"$HOME/own\"").start();
-        Self { server, home: Home::new() }
+        Self { server, home: Home::new(), proxy: None }
+    }
+
+    /// A world in which a copy of a large file takes so long that the test sees its part.
+    fn slow() -> Self {
+        let world = Self::new();
+        Self { proxy: Some(Proxy::throttled(world.server.address(), 40 << 20)), ..world }
     }
 
     /// A path in the user's directory.
@@ -31,7 +39,9 @@ impl World {
     }
 
     pub(crate) fn cp(&self, args: &[&str]) -> Command {
-        let mut all = vec!["cp", "--connect", self.server.url()];
+        let url = self.server.url();
+        let url = self.proxy.as_ref().map_or_else(|| url.to_owned(), |proxy| proxy.through(url));
+        let mut all = vec!["cp", "--connect", &url];
         all.extend_from_slice(args);
         let mut command = self.home.command(&all);
         command.current_dir(self.home.path());
@@ -237,7 +247,7 @@ fn interrupted(world: &World, args: &[&str], dir: &Path) -> PathBuf {
 
 #[test]
 fn a_large_file_continues_where_it_was_and_begins_again_when_the_source_has_changed() {
-    let world = World::new();
+    let world = World::slow();
     let bytes = pattern(0, 18 << 20);
     fs::write(world.here("large"), &bytes).expect("write");
     fs::write(world.there("large"), &bytes).expect("write");
@@ -265,7 +275,7 @@ fn a_large_file_continues_where_it_was_and_begins_again_when_the_source_has_chan
 
 #[test]
 fn remains_of_a_killed_copy_are_removed_when_it_continues_and_files_of_the_user_stay() {
-    let world = World::new();
+    let world = World::slow();
     make_tree(&world.there("tree"), 40);
     fs::write(world.there("tree/large"), pattern(0, 24 << 20)).expect("write");
     let copy = world.here("copy");
