@@ -338,7 +338,7 @@ impl ServeArgs {
     }
 }
 
-/// An error in the command line that the grammar cannot detect, because it depends on files or on the environment.
+/// An error in the command line that the grammar does not detect, such as one that depends on files or the environment.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct UsageError(pub(crate) String);
@@ -442,7 +442,7 @@ fn are_pipes() -> bool {
 }
 
 /// Rewrites command lines of the reference: `exec-server --listen URL` and `exec-server exec-server` mean `serve`. The launcher of its
-/// first generation passes no argument and two pipes, and expects the protocol on them.
+/// first generation passes no argument and two pipes, and expects the protocol on them. Also turns `kill -9` into `kill --signal`.
 fn normalized(args: impl Iterator<Item = OsString>, are_pipes: bool) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.collect();
     let first = args.get(1).and_then(|arg| arg.to_str());

@@ -25,7 +25,7 @@ use crate::{
 /// How many of the latest events are replayed. A terminal event usually holds a few hundred bytes, so this covers several screens.
 const REPLAYED: u64 = 1024;
 
-/// Returns the exit code of the attached process.
+/// Returns the exit code of the attached process; after a detach 0, or 128+n if signal n caused it.
 pub(crate) fn run(args: &args::AttachArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     ListingSession::run(&args.connect, token, async |listing| {
         // From here on the screen belongs to the process, so `streams` reports the state of the link instead.

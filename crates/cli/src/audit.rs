@@ -10,7 +10,7 @@ use exec_server_server::audit::{self, Anchor, ExpectedLog, VerifyError, VerifyRe
 
 use crate::{args::AuditCommand, print, state_location};
 
-/// Exit code for a log that was changed, cut or replaced.
+/// Exit code for a log that was changed, cut or replaced, or that does not have the hash of `--after` or `--has`.
 const BROKEN: u8 = 1;
 
 struct FoundAnchor {
@@ -32,7 +32,7 @@ pub(crate) fn run(command: &AuditCommand) -> anyhow::Result<ExitCode> {
 fn verify(command: &AuditCommand) -> anyhow::Result<()> {
     let AuditCommand::Verify { files, after, has, state_dir, anchor } = command;
     let chain_alone = ExpectedLog { after: after.as_deref(), has: has.as_deref(), anchor: None };
-    // The first pass checks the hash chain alone and reads which anchor the log names. The second pass checks against the anchor.
+    // The first pass checks without an anchor and reads which anchor the log names. The second pass checks against the anchor.
     let mut report = audit::verify(files, chain_alone)?;
     let found = match anchor {
         Some(path) => Some(read_anchor(path)?.with_context(|| format!("no anchor at `{}`", path.display()))?),

@@ -5,7 +5,7 @@ use exec_server_protocol::{failure::Kind, process::Cause};
 
 use crate::{args::UsageError, ids::ProcessLookupError};
 
-/// No process matches the given id.
+/// The given id names no process, several processes, or for `forget` a process that still runs.
 pub(crate) const NO_PROCESS: u8 = 1;
 /// The user answered no to a question.
 pub(crate) const NOT_DONE: u8 = 1;
@@ -60,7 +60,7 @@ pub(crate) fn of_error(error: &anyhow::Error) -> u8 {
     if error.is::<UsageError>() { USAGE } else { TROUBLE }
 }
 
-/// Whether the server no longer has the process: it disappeared between two calls.
+/// Whether the error means that the server no longer has the process or its session.
 pub(crate) fn is_gone(error: &exec_server_client::Error) -> bool {
     error.kind() == ErrorKind::Server
         && matches!(

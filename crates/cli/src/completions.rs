@@ -1,6 +1,6 @@
 //! `exec-server completions` and `exec-server man`: shell completions and manual pages, generated from the clap grammar.
 //!
-//! The script of a shell runs this program at every Tab. It sets [`VARIABLE`] and passes the typed words after `--`. So the completions
+//! The script of a shell runs this program at every Tab. The script sets [`VARIABLE`] and passes the typed words after `--`. So the completions
 //! match the installed version and include the ids of processes on the server that the words name, and the names of environments.
 //!
 //! Failure paths: a server that does not answer in time contributes no ids. Stderr is discarded, because a message

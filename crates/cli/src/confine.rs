@@ -58,7 +58,7 @@ pub(crate) fn settings(
             rlimits: fallback_rlimits(enforced, chosen_pids, memory_max, run_as),
             ..ChildRestrictions::default()
         },
-        // Start the running binary even if its file was replaced: spawner and server must be the same build.
+        // A new spawner runs the binary of this server even if its file was replaced: both must be the same build.
         respawn: Some("/proc/self/exe".into()),
         remove_after: None,
     }

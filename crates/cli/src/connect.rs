@@ -140,7 +140,7 @@ impl Server {
 
     /// Connects. `set` adds the session options of the command.
     pub(crate) async fn open(&self, set: impl FnOnce(Builder) -> Builder) -> Result<Client, Error> {
-        // The `connect_timeout` of `environments.toml` bounds all attempts together.
+        // Without `--wait`, the `connect_timeout_sec` of `environments.toml` bounds all attempts together, not only each one.
         let first_connect = match &self.location {
             ServerLocation::PerUser(_) => PER_USER_CONNECT,
             ServerLocation::Remote(spec, _) => spec.connect_timeout.unwrap_or(FIRST_CONNECT),
@@ -276,7 +276,7 @@ impl ListingSession {
     }
 }
 
-/// Ends the client's session and everything in it. Returns whether the server answered in time; otherwise the session's time-to-live ends it.
+/// Ends the client's session and everything in it. Returns false after a timeout; then the session's time-to-live ends it.
 pub(crate) async fn end(client: &Client) -> bool {
     time::timeout(END_WITHIN, client.end_session()).await.is_ok()
 }

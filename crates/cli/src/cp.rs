@@ -113,7 +113,7 @@ async fn is_directory(place: &CopyEndpoint) -> bool {
     found.is_ok_and(|found| found.kind == EntryKind::Directory)
 }
 
-/// One session per server, shared by all paths on that server.
+/// One session per server name, shared by all paths with that name.
 #[derive(Default)]
 struct ServerSessions<'a>(Vec<(args::ServerName<'a>, Client)>);
 

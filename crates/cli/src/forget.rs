@@ -158,7 +158,7 @@ impl<'a> ForgetRun<'a> {
     /// the first error.
     async fn finish(self) -> (Vec<&'a ProcessInfo>, Option<anyhow::Error>) {
         let client = self.listing.client.as_ref().filter(|client| !client.server().capabilities.auto_forget);
-        // If the listing fails, the sessions still end by their own time-to-live.
+        // If the listing fails, the sessions keep their time-to-live.
         if let Some(client) = client.filter(|_| !self.done.is_empty())
             && let Ok(all) = client.list(Scope::All).await
         {

@@ -45,8 +45,8 @@ pub(crate) fn run(command: &FilesCommand, token: Option<env_token::StoredToken>)
     }
 }
 
-/// How often `fs cat` reopens a file after the server lost its handle. Real restarts never reach this. It ends the command if a
-/// server reports a lost handle after each reopening.
+/// How often `fs cat` reopens a file after the server lost its handle. Real restarts never reach this limit. The limit ends the
+/// command if a server reports a lost handle after each reopening.
 const REOPENED_MAX: u32 = 100;
 
 /// The files of a server, and the directory at which relative paths start.

@@ -1,7 +1,7 @@
 //! The file `listeners` in a state directory: the sockets of its server, and which of them require a token.
 //!
-//! The server writes the file once its sockets are bound. `token create` reads it, because a token is useless for a server that requires
-//! none.
+//! The server writes the file once its sockets are bound. `token` reads it to find the state directory of a URL. `token create` also
+//! warns if the server requires no token.
 
 use std::{
     fs, io,

@@ -46,7 +46,7 @@ pub(crate) async fn environment(
         let within = WITHIN.as_secs();
         bail!("the login shell did not print its environment within {within} s; does its profile wait for input?");
     };
-    // The output was read. If this fails, the shell's log stays until the end of the session.
+    // The output was read. If this request fails, the shell's log stays until the end of the session.
     process.forget().await.ok();
     outcome.context("read the environment of the login shell")
 }

@@ -35,7 +35,7 @@ use crate::{
     streams::{OutputWriter, StreamRole, report_gap},
 };
 
-/// Bytes per read without `-f`: a few chunks, so that memory stays small for a log of any size.
+/// Bytes per `process/read`: a few chunks, so that memory stays small for a log of any size.
 const READ_BYTES: u64 = 1 << 20;
 
 pub(crate) fn run(args: &args::LogsArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {

@@ -1,8 +1,8 @@
 //! The program `exec-server`: startup steps that must happen first, then dispatch to one module per command.
 //!
-//! Arguments and environment variables are read only in this crate. The order at the top of `main` matters: the token is removed from the
-//! environment block before the spawner is forked, because the spawner and the holders inherit that block. The spawner is forked before any
-//! thread exists.
+//! No library crate reads arguments, and only the client library (`Environment` and `local`) also reads environment variables. The order
+//! at the top of `main` matters: the token is removed from the environment block before the spawner is forked, because the spawner and
+//! the holders inherit that block. The spawner is forked before any thread exists.
 
 #[macro_use]
 mod print;

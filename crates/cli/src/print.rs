@@ -63,7 +63,7 @@ pub(crate) fn message(text: impl Display) {
     write_message(&printable::clean_lines(&text.to_string()));
 }
 
-/// Writes one dim line of progress information to stderr, with our prefix, if stderr is a terminal.
+/// Writes one dim line of progress information to stderr, with our prefix, if stderr is a terminal and `-q` is not set.
 pub(crate) fn dim(text: impl Display) {
     if io::stderr().is_terminal() && !is_quiet() {
         let line = printable::clean(&format!("exec-server: {text}"));

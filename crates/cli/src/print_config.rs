@@ -1,5 +1,5 @@
-//! `exec-server serve --print-config`: prints the effective settings and the fixed limits. Starts nothing and reads no token: the output
-//! contains the names of files, never their contents.
+//! `exec-server serve --print-config`: prints the effective settings and the fixed limits. Starts no server and opens no file of the
+//! settings: the output contains the names of files, never their contents.
 
 use std::process::ExitCode;
 

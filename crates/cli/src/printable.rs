@@ -4,7 +4,8 @@
 //! Characters that control a terminal or reorder the text around them are escaped: control characters (C0, DEL, C1), bidirectional marks
 //! and invisible characters. Errors, names and values are escaped; the output of a program (`run`, `attach`, `logs`)
 //! and the content of a file (`fs cat`) are not. Text on stderr is escaped even if stderr is a pipe, because it usually
-//! ends up on a terminal. Data on stdout is escaped only on a terminal, except JSON: an escape keeps its value.
+//! ends up on a terminal. On stdout, JSON (in which an escape keeps the value) and process ids are always escaped. File
+//! names and the results of MCP tools are escaped only on a terminal.
 
 use std::fmt::Write as _;
 

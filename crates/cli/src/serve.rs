@@ -38,7 +38,7 @@ use crate::{
 /// The name of the token among the credentials of a systemd service.
 const CREDENTIAL: &str = "exec-server-token";
 
-/// Serves until a signal ends it.
+/// Serves until a signal, `--exit-when-idle`, or EOF on stdin as the only listener ends the server.
 pub(crate) fn run(
     mut args: Box<args::ServeArgs>,
     token: Option<env_token::StoredToken>,
@@ -168,7 +168,7 @@ async fn serve(parts: ServerParts<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How long sessions of a private state directory stay after the server was killed.
+/// How long a private state directory, and its sessions without a requested time-to-live, stay after the server was killed.
 fn orphan_ttl(args: &args::ServeArgs, location: &StateLocation) -> Option<Duration> {
     location.is_private.then_some(args.orphan_ttl)
 }
@@ -226,8 +226,8 @@ fn core_config(args: &args::ServeArgs, run_as: Option<&confine::RunAs>, audit: A
     Ok(config)
 }
 
-/// Files that every sandbox hides, besides the state directory: token and key files, the file with the named tokens, the audit log with
-/// its anchors, and our own sockets.
+/// Files that every sandbox hides, besides the state directory: token and key files, systemd credentials, the file with the named tokens,
+/// the audit log with its anchors, and our own sockets.
 fn secrets(args: &args::ServeArgs) -> Vec<PathBuf> {
     let socket = |url: &ListenUrl| match url {
         ListenUrl::Unix(path) => Some(path.clone()),
@@ -244,7 +244,7 @@ pub(crate) fn absolute(paths: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
     paths.filter_map(|path| std::path::absolute(path).ok()).collect()
 }
 
-/// Records our sockets in the state directory. If this fails, only `token create` misses the information.
+/// Records our sockets in the state directory. If this fails, only `token` misses the information.
 fn record_listeners(location: &StateLocation, server: &Server, terms: &ExposureTerms) {
     let listener = |url: &ListenUrl| Listener { url: url.to_string(), asks_for_token: terms.asks_for_token(url) };
     let all: Vec<Listener> = server.bound().iter().map(listener).collect();
@@ -295,7 +295,7 @@ fn announce(server: &Server, terms: &ExposureTerms, token: Option<Token>) {
     }
 }
 
-/// Percent-encodes characters that have a meaning in a query. Generated tokens contain none of them.
+/// Percent-encodes all but the unreserved characters of RFC 3986. Generated tokens contain only those.
 pub(crate) fn percent_encode(text: &str) -> String {
     text.bytes()
         .map(|byte| match byte {

@@ -34,7 +34,7 @@ const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 pub(crate) enum ServerKind {
     /// On a server embedded in this process, which shares our directory and environment.
     Embedded,
-    /// On the user's own server on this machine, which has a directory and environment of another shell.
+    /// On the user's own server on this machine, which has another directory and environment.
     PerUser,
     /// On a server that may be on another machine.
     Remote,
@@ -47,8 +47,8 @@ pub(crate) struct PreparedStart {
     pub(crate) grants: Option<Grants>,
 }
 
-/// Builds the start that the flags describe. Asks the server for the defaults that only it knows. `spec` is the server's entry in
-/// `environments.toml`, if it has one.
+/// Builds the start that the flags describe. Asks the server for the defaults that only it knows. `spec` describes a remote server; it has
+/// the variables and directories of `environments.toml`, if the server has an entry there.
 pub(crate) async fn prepare(
     args: &args::RunArgs,
     client: &Client,

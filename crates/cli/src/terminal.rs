@@ -132,7 +132,7 @@ fn make_raw() -> anyhow::Result<()> {
     let stdin = io::stdin();
     let mut previous = PREVIOUS_MODES.lock();
     let now = termios::tcgetattr(&stdin).context("read the modes of the terminal")?;
-    // In raw mode already, keep the modes from before.
+    // If the terminal is already raw, keep the modes that were saved before.
     let mut raw = previous.get_or_insert(now).clone();
     raw.make_raw();
     // `Now` does not flush the input: keys typed while the program was being started are meant for it.

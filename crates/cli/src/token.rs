@@ -130,7 +130,7 @@ fn warn_if_unused(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A new file for a secret. Dropping it removes the file if nothing was written.
+/// A new file for a secret. Dropping it removes the file unless the secret was written and synced.
 struct NewFile {
     path: PathBuf,
     file: File,

@@ -18,7 +18,7 @@ pub struct Backoff {
 enum Jitter {
     /// The system's random numbers.
     System,
-    /// A deterministic sequence, with its last number.
+    /// A deterministic sequence, with its current state.
     Seeded(u64),
 }
 
@@ -29,7 +29,7 @@ impl Jitter {
             // Without system randomness, wait for the whole bound.
             Self::System => getrandom::u32().unwrap_or(u32::MAX),
             Self::Seeded(last) => {
-                // One step of splitmix64. Its upper 32 bits are used.
+                // splitmix64 with only its first mixing step. The upper 32 bits are used.
                 *last = last.wrapping_add(0x9E37_79B9_7F4A_7C15);
                 let mixed = (*last ^ (*last >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
                 u32::try_from(mixed >> 32).unwrap_or(u32::MAX)

@@ -128,7 +128,7 @@ impl Client {
         } else {
             command::start(session, params, cwd).await
         };
-        // After an answer, successful or not, no start is in flight. All other errors, such as an unknown outcome, are not answers.
+        // After an answer, successful or not, no start is in flight. After other errors, such as an unknown outcome, the process may run.
         let is_answered = matches!(&started, Ok(_) | Err(Error::Server { .. }));
         starting.may_be_running = !is_answered;
         let started = started?;
@@ -192,7 +192,7 @@ impl Client {
         if !generation.can_attach(key.session_id.is_none()) {
             return Err(session.cannot("attach to this process"));
         }
-        // Call the server before the route is added, so that an error leaves no route behind.
+        // These calls come before the route is added, so that their errors leave no route behind.
         let keeps_write_ids = session.keeps_write_ids().await?;
         let info = if generation.lists_processes() { recovery::find_process(session, &key).await? } else { None };
         if generation.lists_processes() && info.is_none() {
@@ -264,8 +264,8 @@ impl Client {
         self.session().end().await
     }
 
-    /// Closes the connection cleanly, after acknowledging what was consumed. Every handle of the session fails afterwards. The server keeps
-    /// the session for its time-to-live.
+    /// Closes the connection cleanly, after sending the acknowledgements that are due. Every handle of the session fails afterwards. The
+    /// server keeps the session for its time-to-live.
     pub async fn close(self) {
         self.session().close().await;
     }
@@ -321,7 +321,7 @@ impl SessionHandle {
 /// Runs cleanup work in a task of its own, because the handle whose drop causes it may be the last one. The work keeps the connection open
 /// until it is done. It ends at the latest when the client gives up reconnecting, or when another connection takes the session over.
 fn spawn_cleanup(session: &Session, work: impl Future<Output = ()> + Send + 'static) {
-    // Without a runtime there is no connection, so nothing can be cleaned up.
+    // Outside of a runtime no task can be spawned, so nothing is cleaned up.
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
         let links = session.link_waiter();
         // Boxed, so that `spawn` is compiled once and not for each future type.
@@ -398,11 +398,12 @@ impl Builder {
         /// Timeout for one attempt to connect. Default: 10 s.
         connect_timeout(within: Duration) => options.connect_timeout = within;
 
-        /// Timeout for the server's answer to `initialize`. Default: 10 s.
+        /// Timeout for the server's answer to `initialize`. Default: 10 s. Until an `ssh://` server has answered once, 120 s are added,
+        /// for a password prompt.
         initialize_timeout(within: Duration) => options.initialize_timeout = within;
 
-        /// Retries the first connection for this long if another attempt can succeed. Default: one attempt only. Permanent failures are
-        /// never retried; see [`ConnectFailure`](crate::ConnectFailure).
+        /// Retries the first connection for this long if another attempt can succeed. Default: one attempt only, except while the server is
+        /// still adopting the session to resume. Permanent failures are never retried; see [`ConnectFailure`](crate::ConnectFailure).
         connect_retry_for(within: Duration) => options.connect_retry_for = within;
 
         /// Reports an absent server early, without the full [`connect_retry_for`](Self::connect_retry_for). If nothing is listening, one

@@ -139,10 +139,12 @@
 //! - The client tries to reconnect for as long as the server keeps the session (24 hours, or [`Builder::ttl`]), or for
 //!   [`Builder::recover_for`].
 //! - With [`Builder::fail_fast`], calls do not wait for a reconnect. They fail at once with [`Error::Disconnected`].
-//! - [`Builder::call_timeout`] bounds every call. Without it, a call can last as long as the reconnect.
+//! - [`Builder::call_timeout`] bounds every call except writes to stdin. Without it, a call can last as long as the
+//!   reconnect.
 //! - An interrupted call that must not happen twice, such as a signal, fails with [`Error::UnknownOutcome`].
 //! - `Lost` is final: every call and every handle of the session fails with the same error.
-//! - The client does not take back a session that another connection has taken over. This is also `Lost`.
+//! - The client does not take back a session that another connection has taken over. This is also `Lost`. Over `ssh://`
+//!   and `stdio:` the client cannot recognize the takeover, and takes the session back.
 //!
 //! **Resuming from another process.** Store [`Client::session_id`] and [`Events::position`] in a file. Later:
 //!
@@ -176,7 +178,7 @@
 //! | [`ErrorKind`] | meaning | what to do |
 //! |---|---|---|
 //! | `Spawn` | `ssh` or a `stdio:` program did not start, or it ended before it answered; or this program has no means to start local processes | show the text, which names the next step; a retry rarely helps |
-//! | `Connect` | nothing is listening, or the peer is not an exec-server | show the text; [`ConnectFailure`] says whether a retry can help |
+//! | `Connect` | the server cannot be reached, or the peer is not an exec-server | show the text; [`ConnectFailure`] says whether a retry can help |
 //! | `ConnectTimeout` | no connection in time | retry; [`Builder::connect_retry_for`] does this |
 //! | `InitializeTimeout` | connected, but no answer to `initialize` | check that the peer is an exec-server |
 //! | `Unauthorized` | the token is missing or wrong | get the right token; a retry does not help |
@@ -281,7 +283,7 @@
 //! `Overflow::DropOldest` ([`Start::overflow`]). A handle without a cursor blocks its process in the same way, except
 //! while a call of [`Process::wait`] is pending.
 //!
-//! The client keeps the last 1 MiB behind the slowest cursor of a process in memory for cursors that are created later.
+//! The client keeps up to 1 MiB behind the slowest cursor of a process in memory for cursors that are created later.
 //! Older output is read back from the server. Stdin is queued up to 8 MiB or 256 writes; when the queue is full,
 //! [`Process::write`] waits. The same bounds protect the client from a hostile server: a server that exceeds its
 //! window, skips sequence numbers or breaks the framing fails the process or the session with an error.
@@ -339,7 +341,8 @@ pub use transport::{Launch, Target, Tls, Token};
 pub(crate) fn random_word() -> String {
     const LETTERS: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
     let mut bytes = [0; 16];
-    // If the system has no randomness, the word is constant. The server then refuses a duplicate name.
+    // If the system has no randomness, the word is constant. The server then refuses a duplicate process or handle, but takes
+    // a write with the id of another client's write for a repeat.
     getrandom::fill(&mut bytes).ok();
     bytes.iter().map(|byte| char::from(LETTERS[usize::from(byte % 32)])).collect()
 }

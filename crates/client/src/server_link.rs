@@ -62,7 +62,7 @@ pub(crate) struct ServerLink {
     is_binary: bool,
     /// Whether messages are WebSocket frames, which support pings.
     has_pings: bool,
-    /// Whether the server speaks the dialect `attached`, in which only blocks of files are attached as bytes.
+    /// Whether the link uses the dialect `attached`, in which only blocks of files are attached as bytes.
     takes_blocks: bool,
     /// The channel numbers of processes in binary frames, as the server assigned them.
     channels: Arc<ChannelMap>,

@@ -59,12 +59,12 @@ mod stall;
 pub(crate) use self::adopting::is_adopting;
 use self::{first_connect::FirstConnect, reconnect_state::ReconnectState};
 
-/// Upper bound for durations that the caller sets, about 100 years. A larger one would overflow `Instant`.
+/// Upper bound for durations that the caller sets, about 100 years. A much larger one would overflow `Instant`.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// How long the client tries to resume a session that another connection has taken over. It succeeds if that connection was a delayed
-/// attempt of this client (a ghost), because the server detaches a connection that stays silent. It fails if another client took the
-/// session over. These attempts do not ask for a takeover: otherwise two clients would take the session from each other endlessly.
+/// How long the client tries to resume a session that another connection has taken over. The resume succeeds if that connection was a
+/// delayed attempt of this client (a ghost), because the server detaches a connection that stays silent. It fails if another client took
+/// the session over. These attempts do not ask for a takeover: otherwise two clients would take the session from each other endlessly.
 const TAKEN_RECOVERY: Duration = limits::TAKEOVER_SILENCE.saturating_mul(2);
 
 /// The settings of [`Builder`](crate::Builder).
@@ -100,7 +100,7 @@ pub enum ConnectionState {
     /// The connection was cut and the client is reconnecting. Calls wait, unless [`Builder::fail_fast`](crate::Builder::fail_fast) is set;
     /// processes keep running.
     Recovering {
-        /// Why the connection was cut.
+        /// Why the connection was cut, or that the server is still adopting the session.
         reason: String,
     },
     /// The client has lost or closed the session, and every handle fails. This state is final.

@@ -34,7 +34,7 @@ use crate::{
 /// Maximum bytes per copy step. Cancellation is checked between two steps.
 const STEP: usize = 8 << 20;
 
-/// Maximum number of entries of a tree: more than any source tree has. It ends the copy of a tree that grows as fast as it is copied.
+/// Maximum number of entries of a tree: more than any real tree has. It ends the copy of a tree that grows as fast as it is copied.
 const ENTRIES: usize = 10_000_000;
 
 /// How often to retry replacing a name by a link, if other processes keep removing the temporary link.

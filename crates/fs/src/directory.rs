@@ -80,7 +80,7 @@ pub fn create_directory(view: &View, path: &Path, links: Links, recursive: bool,
                 other => other?,
             }
         }
-        // In a view that hides the parents, all of them seemed missing. Only the directory itself has to exist.
+        // `may_exist` is also true after an error. Report that error, for example that `path` is a file or outside of the view.
         view.open(path, links, OFlags::PATH | OFlags::DIRECTORY).map(drop)
     })
 }

@@ -1,4 +1,4 @@
-//! Finds the paths below a directory that match a pattern. It examines names only and opens no files.
+//! Finds the paths below a directory that match a pattern. It opens no files except ignore files.
 
 use std::{
     ops::ControlFlow,

@@ -2,7 +2,7 @@
 //!
 //! An in-place write is not atomic. Everything that could refuse it is therefore checked first: the etag, whether mode and time may be set,
 //! and whether there is enough space. After the first byte is changed, the write can no longer be cancelled. Space is reserved with
-//! fallocate(2). On a file system without it, the disk can still fill up midway.
+//! fallocate(2), except for an append or a write at an offset. Without a reservation, the disk can still fill up midway.
 
 use std::{
     fs::File,

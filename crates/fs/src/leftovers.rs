@@ -26,7 +26,7 @@ use crate::{
     metadata::file_uid, target::scratch_kind, view::open_at,
 };
 
-/// Locks a file to show that its writer is active. Returns false if another process holds the lock.
+/// Locks a file to show that its writer is active. Returns false if the lock is held through another fd.
 pub(crate) fn lock_as_writer(file: &File) -> bool {
     // If the file system has no locks, `remove_if_abandoned` cannot lock a file either, so it never treats one as abandoned.
     rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)

@@ -117,7 +117,7 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Whether the file certainly has no holes.
+    /// Whether the allocated blocks could hold the whole file. Then it normally has no holes.
     pub(crate) fn is_dense(&self) -> bool {
         self.stored >= self.size
     }
@@ -245,7 +245,7 @@ fn base(stat: &Stat) -> String {
 fn needs_hash(stat: &Stat) -> bool {
     let now = rustix::time::clock_gettime(ClockId::Realtime);
     let now = i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec);
-    // If the clock was set back, every file counts as recent. That only costs a hash.
+    // If the clock was set back, a file with a change time in the future counts as recent. That only costs a hash.
     stat.size <= HASHED_BYTES && now - stat.changed.nanoseconds() < TICK_NS
 }
 

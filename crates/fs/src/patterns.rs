@@ -48,7 +48,8 @@ pub struct Patterns {
 }
 
 impl Patterns {
-    /// Patterns as in ignore files: a pattern without a slash matches a name at any depth, others match the path from the root.
+    /// Patterns as in ignore files: a pattern without a slash matches a name at any depth, others match the path from the root. A
+    /// slash at the end is ignored.
     pub fn anywhere(patterns: &[String]) -> Result<Self, PatternError> {
         if patterns.len() > PATTERNS {
             return Err(PatternError::TooMany { count: patterns.len() });
@@ -82,7 +83,7 @@ impl Patterns {
 #[derive(Debug, Clone)]
 pub struct PathPattern {
     set: GlobSet,
-    /// Leading components without a wildcard. Empty if the pattern contains braces.
+    /// Leading directories without a wildcard. Empty if the pattern contains braces.
     prefix: Vec<String>,
     /// The number of components of a match. `None` if the pattern contains `**` or braces.
     depth: Option<usize>,

@@ -1,6 +1,6 @@
 //! Removing a file, a link, or a directory with its content.
 //!
-//! A tree is removed from the inside, with one open fd at a time. Each directory is opened from its parent without following links, and
+//! A tree is removed from the inside, with a fixed number of open fds. Each directory is opened from its parent without following links, and
 //! left through `..`, which must lead back to that parent. So a tree of any depth can be removed. If a directory is swapped for a link in
 //! the meantime, only the link is removed.
 

@@ -134,7 +134,7 @@ impl WriteTarget {
         Ok(Some(ExistingFile { file: File::from(fd), stat, is_busy }))
     }
 
-    /// Excludes all other writers of this name in this process until the guard is dropped.
+    /// Excludes all other writers of this name in this process until the returned `MutexGuard` is dropped.
     pub(crate) fn lock(&self) -> MutexGuard<'static, ()> {
         lock_of(&NAME_LOCKS, (self.dir_identity, &self.name))
     }
@@ -145,7 +145,7 @@ impl WriteTarget {
         format!("{PREFIX}{:016x}{FILE_END}", hash(&self.name)).into()
     }
 
-    /// A random hidden name, used while another writer has the deterministic one.
+    /// A random hidden name. Used on a file system without `O_TMPFILE`, and while another writer has the deterministic name.
     pub(crate) fn random_name(end: &str) -> Result<OsString, ErrorKind> {
         let mut random = [0_u8; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
@@ -177,7 +177,8 @@ pub(crate) fn is_unfinished(name: &OsStr) -> bool {
 }
 
 impl ExistingFile {
-    /// Excludes all other in-place writers of this file in this process, by any of its names, until the guard is dropped.
+    /// Excludes all other in-place writers of this file in this process, by any of its names, until the returned `MutexGuard` is
+    /// dropped.
     pub(crate) fn lock(&self) -> MutexGuard<'static, ()> {
         lock_of(&FILE_LOCKS, self.stat.identity())
     }

@@ -1,6 +1,6 @@
 //! Path resolution: the one place that turns a path into a file descriptor.
 //!
-//! A [`View`] covers everything, or what lies beneath certain root directories. To resolve a path, it makes one `openat2` call from the fd
+//! A [`View`] contains everything, or what lies beneath certain root directories. To resolve a path, it makes one `openat2` call from the fd
 //! of a root with `RESOLVE_BENEATH`: the kernel refuses any path that would leave the root, even if a component is swapped during the call.
 //! With `openat2`, magic links (`/proc/*/fd`, `/proc/*/root`) are never followed. If the kernel has no `openat2`, only an unrestricted
 //! view that follows links opens anything. It then uses `openat`, which also follows magic links.
@@ -63,7 +63,7 @@ pub struct FileTree {
     /// File systems (`st_dev`) that cover hidden files, or hold the directories on the way to visible ones. Nothing in
     /// them is visible except symbolic links, which may lead to something visible.
     pub covers: Vec<u64>,
-    /// Paths, with links resolved, that must not be created.
+    /// Paths, with links resolved, that must not be created, replaced or removed.
     pub absent: Vec<PathBuf>,
 }
 
@@ -322,7 +322,7 @@ pub(crate) fn proc_path(fd: BorrowedFd<'_>) -> String {
     format!("/proc/thread-self/fd/{}", fd.as_raw_fd())
 }
 
-/// The path that a link's text leads to, relative to the directory of the link.
+/// The path that a link's text leads to. A relative text starts at the directory of the link.
 pub(crate) fn link_target_path(dir: BorrowedFd<'_>, target: &[u8]) -> Result<PathBuf, ErrorKind> {
     let target = Path::new(OsStr::from_bytes(target));
     if target.is_absolute() { Ok(target.to_owned()) } else { Ok(real_path(dir)?.join(target)) }

@@ -109,7 +109,7 @@ struct Walker<'a> {
     view: &'a View,
     options: &'a WalkOptions,
     cancel: &'a Cancel,
-    /// Directories already read (device and inode). A link to one of them is listed but not entered again.
+    /// Directories already read or waiting (device and inode). A link to one of them is listed but not entered again.
     visited: HashSet<(u64, u64)>,
     waiting: VecDeque<(PathBuf, u64)>,
     directories: u64,
@@ -214,7 +214,7 @@ impl Walker<'_> {
     }
 }
 
-/// The system's error text for one entry. Clients of other generations compare it.
+/// The system's error text for one entry. Clients of the reference compare it.
 fn system_text(reason: &ErrorKind) -> String {
     let errno = match reason {
         ErrorKind::OutsideView => Errno::PERM,

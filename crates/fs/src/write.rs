@@ -65,7 +65,7 @@ pub struct WriteOptions {
     pub if_match: Option<String>,
     /// Return only when the data is on disk.
     pub fsync: bool,
-    /// Permission bits. Default: those of the file that is replaced, or 0666 minus the umask.
+    /// Permission bits. Default: those of the existing file, without set-user-id and set-group-id, or 0666 minus the umask.
     pub mode: Option<u32>,
     /// Modification time. Default: now.
     pub modified: Option<Moment>,
@@ -74,7 +74,7 @@ pub struct WriteOptions {
 /// Result of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriteResult {
-    /// Whether the file was replaced atomically.
+    /// Whether the file was created or replaced atomically. False for a write in place.
     pub atomic: bool,
     /// Etag of the file after the write.
     pub etag: String,
@@ -410,7 +410,7 @@ pub struct Draft {
 impl Draft {
     /// Begins a draft of the file that a path leads to.
     ///
-    /// With `keep`, the bytes stay when the draft is dropped. The next draft with the same path and word continues them;
+    /// With a word `keep`, the bytes stay when the draft is dropped. The next draft with the same path and word continues them;
     /// [`size`](Self::size) says how many there are. A second draft at the same time is refused.
     pub fn create(view: &View, path: &Path, links: Links, keep: Option<&str>) -> Result<Self> {
         attempt("create", path, || {
@@ -431,7 +431,7 @@ impl Draft {
         &self.path
     }
 
-    /// Number of bytes written so far.
+    /// Size of the draft so far, including holes.
     pub fn size(&self) -> Result<u64> {
         self.file().and_then(|file| Ok(Stat::of(file.as_fd())?.size)).context("write", &self.path)
     }
@@ -501,8 +501,8 @@ impl Draft {
         Ok(written)
     }
 
-    /// Whether an in-place commit failed midway. The file may then have parts of both the old and the new content, and
-    /// the commit can be repeated.
+    /// After a failed commit: whether it had begun to write in place. The file may then have parts of both the old and
+    /// the new content, and the commit can be repeated.
     #[must_use]
     pub fn is_half_done(&self) -> bool {
         self.is_half_done
@@ -515,7 +515,7 @@ impl Draft {
         }
     }
 
-    /// Closes the draft without removing anything, like a kill. The next writer of the same name removes what is left.
+    /// Closes the draft without removing its temporary name, if it has one, like a kill.
     pub fn close_unremoved(&mut self) {
         self.scratch = None;
     }
@@ -567,6 +567,7 @@ fn open_kept_draft(target: &WriteTarget, word: &str) -> Result<ScratchFile, Erro
         if !Stat::entry(target.dir.as_fd(), &name).is_ok_and(|entry| entry.is_same_file(&stat)) {
             continue;
         }
+        // A new draft: older ones of this file are not needed.
         if stat.size == 0 {
             remove_stale(target, &name);
         }

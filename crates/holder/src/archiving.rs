@@ -143,7 +143,7 @@ impl<S: ChildSpawner> Holder<S> {
     }
 
     /// Whether nothing needs this holder now: the session is detached, all processes have closed, no descendant runs,
-    /// and no write with a key can be repeated.
+    /// and no write with a key can be repeated. A session without processes has nothing to archive.
     fn may_archive(&self) -> bool {
         self.archiving.is_allowed
             && self.limits.archive_after_ms != TTL_NONE

@@ -55,8 +55,8 @@ pub const WITHDRAWALS: u32 = 6;
 /// processes of its session have closed, and leave the session to its files.
 pub const ARCHIVES: u32 = 7;
 
-/// Maximum size of a datagram, 60 KiB. The kernel allocates a `SOCK_SEQPACKET` message contiguously, which fails from
-/// 256 KiB on.
+/// Maximum size of a datagram, 60 KiB. The kernel rejects a datagram that exceeds the socket's send buffer (208 KiB by
+/// default) with EMSGSIZE.
 pub const MESSAGE_MAX: usize = 60 * 1024;
 
 /// Maximum size of one part of a stdin write, 56 KiB: [`MESSAGE_MAX`] less the fields around it, rounded down.
@@ -115,7 +115,8 @@ pub enum ToHolder<'a> {
     /// Starts a process in a sandbox, whose parts come as fds. From [`SANDBOXES`] on.
     StartConfined {
         req: u32,
-        /// Flags that say which fds come with the message and what they confine.
+        /// Flags of [`Kit::parts`](exec_server_sandbox::Kit::parts): whether a user namespace fd is included, and
+        /// whether the sandbox restricts files and the network.
         kit: u8,
         spec: StartSpec,
     },
@@ -128,7 +129,8 @@ pub enum ToHolder<'a> {
         slot: u32,
         /// Identifies the whole write, for exactly-once delivery. `None`: at most once.
         key: Option<[u8; 16]>,
-        /// Digest of the whole write. Ignored without a key. From [`DIGESTS`] on.
+        /// Digest of the whole write. Compared only if there is a key. Its presence permits the answer
+        /// [`WriteStatus::Cut`]. From [`DIGESTS`] on.
         digest: Option<u32>,
         /// Length of the whole write.
         total: u64,
@@ -169,7 +171,7 @@ pub enum ToHolder<'a> {
         seq: u64,
     },
     /// Other sessions use this one, or did until now. The clock of a detached session stops during the use, and
-    /// restarts from zero when the use ends. Ends with the controller. No answer. From [`FOLLOWERS`] on.
+    /// restarts from zero when the use ends. The loss of the controller ends the use. No answer. From [`FOLLOWERS`] on.
     Used {
         /// True while the use continues, false when it has ended.
         is_going_on: bool,
@@ -342,7 +344,8 @@ pub struct AnnouncedSegment {
 pub enum StartStage {
     /// The request itself is invalid: no program, or a NUL byte.
     Input,
-    /// No slot, fd or memory was left, or a process limit was reached.
+    /// No slot, fd or memory was left, a process limit was reached, another step of the setup failed, or the start was
+    /// withdrawn ([`WITHDRAWN`]).
     Resources,
     /// The working directory could not be entered.
     Cwd,

@@ -23,9 +23,9 @@ use crate::{
     poller::{EventFlags, PollInterest, Poller},
 };
 
-/// Maximum number of queued messages. At this bound, the holder stops everything that produces messages. Each message
-/// is small (a few hundred bytes) and may keep an fd open. A single turn can exceed the bound by a few messages at
-/// most.
+/// Maximum number of queued messages. At this bound, the holder stops everything that produces messages. Most messages
+/// are small (a few hundred bytes), and each may keep an fd open. One step of a turn is not interrupted, so it can
+/// exceed the bound, for example by the answers to all pending starts.
 const QUEUE_MAX: usize = 64;
 
 /// Delay before a retry when the kernel was short of fds or memory, or had too many fds in flight. No event reports the

@@ -553,6 +553,7 @@ fn restore(dir: &OwnedFd, cx: &mut SessionContext) -> io::Result<BTreeMap<u32, P
             processes.insert(slot, Process::restore(entry, writer));
         }
     }
+    // The manifest on disk already lists the restored processes.
     cx.is_manifest_stale = processes.is_empty();
     Ok(processes)
 }

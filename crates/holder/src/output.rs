@@ -36,7 +36,7 @@ use crate::{
     process::{Process, ProcessPhase, stream_fd},
 };
 
-/// Bytes per read of a terminal. A terminal holds no more.
+/// Bytes per read of a terminal. One read returns no more, even if the terminal holds more.
 const TERMINAL_BYTES: usize = 4096;
 
 /// Maximum bytes read from one fd per turn, so that a flood does not delay other children by more. Twice the capacity

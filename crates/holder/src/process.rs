@@ -219,8 +219,8 @@ impl Process {
         }
     }
 
-    /// The manifest entry of this process. The log position comes from shared memory; that is safe because the holder
-    /// bases no decision on it and only passes it on to a later server.
+    /// The manifest entry of this process. The log position comes from shared memory, which the server can overwrite.
+    /// That is safe because this holder bases no decision on it. Only a later server or holder reads it.
     pub(crate) fn manifest_entry(&self, cx: &SessionContext) -> ManifestEntry {
         ManifestEntry { slot: self.slot, pid: self.pid, status: cx.control.status(self.slot), meta: self.meta.to_vec() }
     }

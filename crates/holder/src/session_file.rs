@@ -19,7 +19,7 @@ pub(crate) fn open(dir: impl AsFd, name: &str) -> io::Result<Option<File>> {
     }
 }
 
-/// Writes the file as `NAME.new` and then renames it, so that a reader finds either the whole file or none.
+/// Writes the file as `NAME.new` and then renames it, so that a reader never finds a part of the file.
 pub(crate) fn replace(dir: impl AsFd, name: &str, text: &str) -> io::Result<()> {
     let dir = dir.as_fd();
     let unfinished = format!("{name}.new");

@@ -21,7 +21,7 @@
 //! another process before that.
 //!
 //! Bounds: one segment write with its 1 MiB buffer; three manifests (the one that the write needs, an earlier and a
-//! later one); removals are bounded by the number of files, that is, by the quota.
+//! later one), and one per pending archive job; removals are bounded by the number of files, that is, by the quota.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -47,7 +47,7 @@ use crate::{
 /// How long writes pause after one has failed.
 const RETRY_NS: u64 = 1_000_000_000;
 
-/// Stack size of the thread, which does little but system calls. A larger stack would cost address space only.
+/// Stack size of the thread, which does little but system calls.
 const STACK_BYTES: usize = 64 * 1024;
 
 /// Maximum bytes per write call: a whole segment. With failpoints, smaller parts that end inside a record, so that a
@@ -228,9 +228,9 @@ impl Spill {
     }
 
     /// Hands the jobs of this turn to the thread. The manifest goes right before the segment write. Without a write, it
-    /// goes before all jobs: then a forgotten process is out of the manifest before its files are removed. If the
-    /// holder is killed in between, the next server does not bring the process back. The slot stays busy until the
-    /// files are gone.
+    /// goes before all jobs of this turn: then a forgotten process is out of the manifest before its files are removed.
+    /// If the holder is killed in between, the next server does not bring the process back. The slot stays busy until
+    /// the files are gone.
     pub(crate) fn submit(&mut self, mut manifest: Option<String>) {
         self.has_manifest |= manifest.is_some();
         if self.has_manifest && !self.has_files() && !self.is_archived {
@@ -243,7 +243,8 @@ impl Spill {
         let has_thread = self.start_thread().is_ok();
         let mut queue = self.shared.queue.lock();
         let has_write = self.due.iter().any(|job| matches!(job, DiskJob::Write { .. }));
-        // A manifest is due only if files exist, and writing them has normally started the thread already.
+        // Without a thread, the manifest is dropped. That is rare: a manifest is due only if files exist, and writing
+        // them has normally started the thread.
         if let Some(text) = manifest.take_if(|_| !has_write).filter(|_| has_thread) {
             queue.push_manifest(text);
         }

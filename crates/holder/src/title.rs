@@ -33,7 +33,7 @@ pub(crate) fn set_spawner() {
 }
 
 /// Sets the title of a holder from its session directory, `STATE/sessions/ID`. Shows only the first 8 characters of the
-/// id, because the full id gives access to the session.
+/// id, because a client of the same principal can resume the session with the full id.
 pub(crate) fn set_holder(dir: &std::path::Path) {
     let id = dir.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     set(&[b"exec-server holder ", id.get(..8).unwrap_or_default().as_bytes(), b":", &arguments()].concat());

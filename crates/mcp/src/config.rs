@@ -107,7 +107,7 @@ pub struct ServerConfig {
     /// Applies separately to each of three steps: connecting to the executor, starting the server with its handshake, and listing its
     /// tools.
     pub startup_timeout: Duration,
-    /// Applies to one call. The clock is paused while the server asks the user.
+    /// Limits a tool call, and a list or read of resources or prompts. Except for a list, the clock is paused while the server asks the user.
     pub tool_timeout: Duration,
     /// Whether calls to this server may overlap. Otherwise they run one after another.
     pub supports_parallel_tool_calls: bool,
@@ -134,7 +134,7 @@ pub struct StdioConfig {
     pub env: BTreeMap<String, String>,
     /// Variables whose values are copied from this machine or from the executor.
     pub env_vars: Vec<EnvVar>,
-    /// The working directory. If absent: the one in the manager's `Settings`, or else the executor's.
+    /// The working directory. A relative one starts at `cwd` of the manager's `Settings`. If absent: that `cwd`, or else the executor's.
     pub cwd: Option<PathBuf>,
 }
 
@@ -164,7 +164,7 @@ pub enum EnvSource {
     /// From the environment of this program.
     #[default]
     Local,
-    /// From the environment of the executor. The value is never sent here.
+    /// From the environment of the executor. The value is never sent to this machine.
     Remote,
 }
 

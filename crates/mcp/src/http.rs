@@ -6,9 +6,9 @@
 //! ```
 //!
 //! If the server answers 404 because it no longer knows the session, the transport sends `initialize` again and repeats the message in the
-//! new session. A 401 is reported as [`HttpError::AuthenticationRequired`] and not retried. Other failures are not retried either, because
-//! the server may already have acted on the request. When the transport is closed or dropped, its requests are cancelled on the executor
-//! too, so that a handshake that timed out leaves none running there.
+//! new session. The transport resumes a broken event stream. A 401 is reported as [`HttpError::AuthenticationRequired`] and not retried.
+//! Other failures are not retried either, because the server may already have acted on the request. When the transport is closed or
+//! dropped, its requests are cancelled on the executor too, so that a handshake that timed out leaves none running there.
 //!
 //! A request with a token or configured headers follows redirects only within the origin of the server. For any other request the executor
 //! follows redirects by its own rules.

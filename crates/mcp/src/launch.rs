@@ -45,7 +45,8 @@ pub struct Launch<'a> {
     pub stdio: &'a StdioConfig,
     /// Our environment variables. The server may get some of them.
     pub variables: &'a Variables,
-    /// The working directory if the configuration has none. If both are absent, the executor's own is used.
+    /// The working directory if the configuration has none, and the base of a relative one. If both are absent, the executor's
+    /// own is used.
     pub cwd: Option<&'a Path>,
     /// Receives the server's stderr.
     pub log: Arc<StderrLog>,

@@ -57,7 +57,8 @@ pub struct Settings {
     pub config: Config,
     /// Our environment variables. A server on this machine gets a few of them. The configuration of a server may name others.
     pub variables: Variables,
-    /// Working directory of servers that configure none. If absent, such servers run in the executor's working directory.
+    /// Working directory of servers that configure none, and base of a relative one. If absent, servers that configure none run in the
+    /// executor's working directory.
     pub cwd: Option<PathBuf>,
     /// The client name that servers see in the handshake.
     pub client_name: String,
@@ -182,7 +183,7 @@ impl Manager {
     }
 
     /// Starts a server again after it has failed or required authentication, as if for the first time. Also starts a server that was never
-    /// started. Has no effect on any other server. Returns at once.
+    /// started. Has no effect in any other status. Returns at once.
     pub fn restart(&self, server: &str) -> Result<(), Error> {
         self.begin(self.find(server)?, StartMode::AfterFailure);
         Ok(())
@@ -206,7 +207,7 @@ impl Manager {
         self.servers.get(server)?.info()
     }
 
-    /// The lines that a server wrote to stderr, oldest first, across restarts. Empty for an unknown server.
+    /// The last lines that a server wrote to stderr, oldest first, across restarts. Empty for an unknown server.
     #[must_use]
     pub fn log(&self, server: &str) -> Vec<String> {
         self.servers.get(server).map(|server| StderrLog::lines(&server.log)).unwrap_or_default()

@@ -10,8 +10,8 @@
 //!
 //! | event | effect |
 //! |---|---|
-//! | a line that is not a message | skipped, counted, and quoted if the server fails |
-//! | the process exits, and all its streams end (*closed*) | a last line without a line feed is delivered, then the stream ends |
+//! | a line that is not a message | skipped and counted; the first one is quoted if the server fails |
+//! | the process exits, and all its streams end (*closed*) | a last line without a line feed is delivered, then the stream of messages ends |
 //! | the process exits, but leftover processes hold its streams open | after [`EXIT_GRACE`] the leftover processes are terminated |
 //! | a line longer than [`STDOUT_LINE_BYTES`] or [`STDERR_LINE_BYTES`] | earlier lines are delivered, then the stream and the process end |
 //! | lost output | the stream ends, because a message may be missing |

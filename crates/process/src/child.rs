@@ -1,7 +1,7 @@
 //! A running child: its streams, signals and exit status.
 //!
 //! This module reaps the child. The pid is signalled only until then, so a signal never hits a process that reuses the
-//! pid. What is left of the tree after the reap is killed through pidfds (`tree`). A
+//! pid. After the reap, `tree` kills the rest of the process tree through pidfds. A
 //! [`ScriptDriver`](crate::ScriptDriver) can stand in for the process, and the caller sees no difference.
 
 use std::{

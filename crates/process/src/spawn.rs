@@ -219,7 +219,7 @@ impl Spawn {
         }
     }
 
-    /// Like [`Spawn::new`], for strings that may contain a zero byte.
+    /// Like [`Spawn::new`], for byte strings. Fails if one contains a zero byte.
     pub fn from_bytes(argv: impl IntoIterator<Item: Into<Vec<u8>>>) -> Result<Self, SpawnError> {
         let argv = argv.into_iter().map(|text| CString::new(text).map_err(|_nul| SpawnError::NulByte { what: "argv" }));
         Ok(Self::new(argv.collect::<Result<_, _>>()?))

@@ -33,7 +33,7 @@ pub(crate) struct ParentStreams {
 /// The parent's ends, together with the child's ends.
 pub(crate) struct StreamEnds {
     ours: ParentStreams,
-    /// The child's ends of the pipes to fds 0, 1 and 2. The child of a terminal uses `ours.slave` instead.
+    /// The child's ends of the pipes to fds 0, 1 and 2. A child with a terminal uses `ours.slave` instead.
     pipes: [Option<OwnedFd>; 3],
 }
 

@@ -45,14 +45,14 @@ pub enum Framing {
     },
     /// RFC 6455 frames, after the upgrade.
     WebSocket {
-        /// This end of the connection. It determines which side masks its frames.
+        /// The role of this side. It determines which side masks its frames.
         role: WebSocketRole,
         /// Largest inbound message in bytes, also the largest inbound frame.
         max: usize,
     },
 }
 
-/// The end of a WebSocket connection. A client must mask its frames, a server must not.
+/// One side of a WebSocket connection. A client must mask its frames, a server must not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WebSocketRole {
     /// Accepted the connection; requires masked frames.

@@ -276,7 +276,7 @@ impl Receiver {
                     *self.frame.insert(header)
                 }
             };
-            // Fits: `check_header` has compared it with `max`, and `decode` limits control frames to 125 bytes.
+            // The length fits: `check_header` has compared it with `max`; `decode` limits control frames to 125 bytes.
             let len = header.len as usize;
             if let Some(pooled) = &mut self.pooled {
                 if let Some(mask) = header.mask {

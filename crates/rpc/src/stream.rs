@@ -1,6 +1,6 @@
 //! A byte stream in two halves, independent of its transport.
 //!
-//! Converts sockets and the in-memory pair to this form.
+//! Converts Unix sockets and the in-memory pair to this form. The module `tcp` converts TCP sockets.
 
 use std::fmt;
 

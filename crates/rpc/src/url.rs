@@ -1,7 +1,7 @@
 //! Parses `[user@]host[:port][/path][?query]`, the part of a URL after its scheme.
 //!
-//! The grammar is the one that the `url` crate has for unknown schemes. Its rules for `ws` and `wss` are those of
-//! browsers, which are wrong for an address that a person configures: they accept `ws:host` and backslashes, read
+//! The grammar is the one that the `url` crate has for unknown schemes. The crate's rules for `ws` and `wss` are those
+//! of browsers, which are wrong for an address that a person configures: they accept `ws:host` and backslashes, read
 //! `127.1` as `127.0.0.1`, and do not tell port 80 from a missing port.
 //!
 //! Errors never contain the URL, because its query may hold a token.

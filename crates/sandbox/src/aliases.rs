@@ -43,7 +43,7 @@ impl MountTable {
             .collect()
     }
 
-    /// The aliases that exist and are not covered by another mount.
+    /// The aliases that lead to the same object as `real`, and those that are mount points.
     pub(crate) fn present_aliases(&self, real: &Path) -> Vec<PathBuf> {
         let identity = paths::identity(real);
         let is_same = |alias: &Path| paths::identity(alias).is_some_and(|found| Some(found) == identity);

@@ -203,8 +203,9 @@ fn rules(is_network_restricted: bool, ipc: Ipc) -> BTreeMap<u32, SyscallRule> {
             );
             unless(socket, &[jump(IF_EQUAL, libc::SOCK_SEQPACKET as u32, 1, 0), return_code(REFUSE)]);
         }
-        // A message needs an address or a connection. `connect` is refused, so it is enough to refuse an address in
-        // `sendto`. The address is a 64-bit pointer, so compare both halves with zero.
+        // A message needs an address or a connection. `connect` is refused, and so is an address in `sendto`. A filter
+        // cannot read the address in `sendmsg`, but sockets of the types allowed above do not use it.
+        // The address is a 64-bit pointer, so compare both halves with zero.
         for half in [argument(4), argument(4) + 4] {
             unless(libc::SYS_sendto, &[load(half), jump(IF_EQUAL, 0, 1, 0), return_code(REFUSE)]);
         }

@@ -193,7 +193,8 @@ impl Policy {
 #[derive(Default)]
 struct PolicyResolver {
     rules: AccessRules,
-    /// Symbolic links on the way to an entry's path, and where each of them led.
+    /// Symbolic links on the way to an entry's path, each with that path without links (of a missing path, the part in
+    /// `missing`).
     links: Vec<(PathBuf, PathBuf)>,
     /// Missing paths, each up to its first missing component.
     missing: Vec<PathBuf>,

@@ -148,7 +148,8 @@ impl Peer {
 /// The handshake state of a connection.
 pub(crate) enum HandshakeStage {
     Fresh,
-    /// `command/*` without a handshake uses an implicit session, which ends with the connection.
+    /// `command/*` without a handshake uses an implicit session, which ends with the connection. A later `initialize`
+    /// without a session id makes it a normal session.
     Implicit(Arc<Session>),
     Initialized {
         session: Arc<Session>,
@@ -189,7 +190,7 @@ pub(crate) struct Connection {
     share: Arc<BudgetShare>,
 }
 
-/// Serves a connection until it ends. Then its session, if any, is detached.
+/// Serves a connection until it ends. Then its session, if any, is detached or ended.
 pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
     let Authenticated { stream, framing, grant, label, ends_session } = connection;
     let peer = Arc::new(Peer {
@@ -495,7 +496,7 @@ impl Connection {
             Ok(context) => context,
             Err(failure) => return reply.fail(&failure),
         };
-        // The only place where scopes are checked: no handler gets a request that its principal may not make.
+        // The only place where the scope of a method is checked: no handler gets a request whose principal lacks it.
         if let Some(scope) = self.grant.missing_scope(info) {
             let principal = self.grant.principal().to_string();
             let method = info.name;

@@ -56,7 +56,8 @@ use self::{adoption::PendingSessions, gone_reason::GoneReason};
 pub struct Principal(Arc<str>);
 
 impl Principal {
-    /// The owner of the server: a peer with the server's own token, with the owner's uid on a Unix socket, or on stdio.
+    /// The owner of the server: a peer with the server's own token, with the owner's uid on a Unix socket, on stdio, or
+    /// without a certificate on a listener that requires no authentication.
     pub fn owner() -> Self {
         Self("owner".into())
     }
@@ -428,8 +429,8 @@ impl Core {
         Ok(Session::new(id, principal, Arc::downgrade(self), attachment, None))
     }
 
-    /// Creates the implicit session of a connection that calls `command/*` without a handshake. The session ends with
-    /// the connection, so it has no record.
+    /// Creates the implicit session of a connection that calls `command/*` without a handshake. Without a later
+    /// `initialize`, the session ends with the connection, so it has no record.
     pub(crate) fn implicit_session(
         self: &Arc<Self>,
         principal: Principal,

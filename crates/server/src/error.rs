@@ -244,7 +244,7 @@ impl Failure {
             Self::Overloaded { .. } => Kind::Overloaded,
             Self::HolderLost { .. } => Kind::HolderLost,
             Self::HolderSilent { .. } | Self::WithdrawnPending { .. } => Kind::HolderSilent,
-            // Nothing is lost: the session has no running process yet.
+            // Nothing is lost: the session has no running process.
             Self::HolderFailed { .. } => Kind::ResourcesExhausted,
             Self::Draining => Kind::Draining,
             Self::LacksScope { .. } | Self::OutsideRoots { .. } => Kind::Forbidden,

@@ -7,8 +7,8 @@
 //! ```
 //! A search without pages collects all its lines, and `fs/search` itself returns them.
 //!
-//! Their number is bounded, per connection and for the whole server. A task keeps its slot until its thread has ended
-//! and the connection has dropped the task. All searches and watches end with the connection.
+//! The number of searches and watches is bounded, per connection and for the whole server. A task keeps its slot until
+//! its thread has ended and the connection has dropped the task. All tasks end with the connection.
 
 use std::{collections::BTreeMap, ops::ControlFlow, sync::Arc, time::Duration};
 

@@ -159,7 +159,7 @@ pub(crate) fn is_temporary(error: &io::Error) -> bool {
 pub(crate) struct PendingStatus(oneshot::Receiver<CommandStatus>);
 
 impl PendingStatus {
-    /// `None` if the holder is dead.
+    /// `None` if there is no holder, or if it died before it replied.
     pub(crate) async fn get(self) -> Option<CommandStatus> {
         self.0.await.ok()
     }
@@ -357,7 +357,7 @@ impl HolderLink {
         Ok(())
     }
 
-    /// Sends a request whose reply is a status. The answer is `None` if the holder is dead.
+    /// Sends a request whose reply is a status.
     pub(crate) fn status(&self, message: impl FnOnce(u32) -> ToHolder<'static>) -> PendingStatus {
         let (tx, rx) = oneshot::channel();
         self.request(ReplyWaiter::Done(tx), None, message);
@@ -518,7 +518,7 @@ impl HolderLink {
         if self.unsent.lock().is_empty() {
             self.unsent_added.notified().await;
         }
-        // A second fd, because epoll accepts each fd only once and this one is registered for reading.
+        // A second fd, because epoll accepts each fd only once and the socket's first fd is registered for reading.
         let copy = self.socket().and_then(|socket| socket.get_ref().try_clone());
         let Ok(room) = copy.and_then(|fd| exec_server_rpc::register(fd, Interest::WRITABLE)) else {
             // No fd to watch the socket with. Retry by time, because possibly no message arrives that would wake this

@@ -1,10 +1,11 @@
 //! The server's budget for received bytes of all connections: messages that are not complete or not handled yet, and
-//! large requests until they are answered.
+//! large requests and stdin writes until they are answered.
 //!
 //! Each connection may hold a whole message, so a hundred connections could exhaust the memory. If the received bytes
-//! exceed the budget, the connection that holds the most is closed with 1013. Its session stays, and the client can
-//! reconnect and resume it, as after any cut. A large request reserves its bytes until it is answered. If they do not
-//! fit, the request fails with `overloaded`. A connection that holds little is never closed.
+//! exceed the budget, the connection that holds the most is closed with the WebSocket close code 1013. Its session
+//! stays, and the client can reconnect and resume it, as after any cut. A large request or a stdin write reserves its
+//! bytes until it is answered. If they do not fit, the request fails with `overloaded`. A connection that holds little
+//! is never closed.
 
 use std::{
     collections::BTreeMap,

@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`core`] owns everything that lives as long as the server. [`session`] is what a client resumes.
 //! `holder_link` talks to the session's holder. `process` is the server's view of one child and its log. `connection`
-//! receives messages, `dispatch` and `handlers` act on them, `pump` sends all output. `compat` has the rules for older
+//! receives messages, `dispatch` and `handlers` act on them, `pump` sends messages. `compat` has the rules for older
 //! protocol generations. [`access`] decides who may do what, and [`audit`] records it. [`listen`] accepts sockets and
 //! [`admission`] authenticates them: no socket becomes a connection without passing admission.
 //!

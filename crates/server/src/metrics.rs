@@ -104,7 +104,7 @@ pub struct Metrics {
     /// Sessions that were not adopted yet when the starting server stopped waiting for them. They are adopted later if
     /// possible.
     pub adoption_failures: Counter,
-    /// Holders that died while this server was linked to them. Their processes were killed.
+    /// Holders whose link ended unexpectedly, mostly because they died. Their processes were killed.
     pub holders_lost: Counter,
     /// In the order of `METHODS`.
     latencies: PerEntry<Latency, { METHODS.len() }>,
@@ -263,7 +263,8 @@ impl Metrics {
                 let labels = [("method", method.name), ("le", &text::seconds(*end))];
                 text.sample("exec_server_request_seconds_bucket", &labels, &below.to_string());
             }
-            // Read the last bucket last: other threads keep counting, and the total must not be less than a bucket.
+            // Add to the values that were read above. Other threads keep counting, and the total must not be less than
+            // a bucket.
             let all = below + latency.buckets[BUCKETS_US.len()].get();
             let infinite = [("method", method.name), ("le", "+Inf")];
             text.sample("exec_server_request_seconds_bucket", &infinite, &all.to_string());

@@ -102,8 +102,8 @@ fn is_at(dir: &OwnedFd, path: &Path) -> bool {
     matches!((fstat(dir.as_fd()), there), (Ok(own), Ok(there)) if (own.st_dev, own.st_ino) == there)
 }
 
-/// Removes a placeholder that is no longer needed. Returns false if it is still needed, and true if it is gone or is
-/// not a placeholder.
+/// Removes a placeholder that is no longer needed. Returns false if it is still needed. Returns true if it is gone, is
+/// not a placeholder, or cannot be removed.
 pub(crate) fn remove(path: &Path) -> bool {
     let Some(dir) = open(path).ok().filter(is_marked) else { return true };
     if flock(&dir, FlockOperation::NonBlockingLockExclusive).is_err() || is_mounted_somewhere(path) {
@@ -121,7 +121,8 @@ pub(crate) fn remove(path: &Path) -> bool {
     }
 }
 
-/// Removes the placeholders that are no longer needed. Returns the paths that are gone and those that are left.
+/// Removes the placeholders that are no longer needed. Returns the paths for which `remove` returned true, and the
+/// paths of the placeholders that are still needed.
 pub(crate) fn remove_all(paths: BTreeSet<PathBuf>) -> (Vec<PathBuf>, Vec<PathBuf>) {
     // In reverse order, so that a nested placeholder comes before the outer one.
     paths.into_iter().rev().partition(|path| remove(path))
@@ -146,7 +147,7 @@ fn namespace(process: &Path) -> Option<PathBuf> {
 }
 
 fn has_mount(process: &Path, wanted: &[u8]) -> bool {
-    // The process has ended and has no mounts.
+    // The process has ended, or it belongs to another user and so is in no view of this server.
     let Ok(mounts) = fs::read(process.join("mountinfo")) else { return false };
     mounts.split(|byte| *byte == b'\n').any(|line| line.split(|byte| *byte == b' ').nth(4) == Some(wanted))
 }

@@ -294,8 +294,8 @@ impl Process {
         }
     }
 
-    /// Handles a segment that the holder dropped, because of `dropOldest` or for followers. Cursors that reach it get a
-    /// gap. `forget` has already returned the segments of a forgotten process.
+    /// Handles a segment that the holder dropped, because of `dropOldest` or because all followers had taken it.
+    /// Cursors that reach it get a gap. `forget` has already returned the segments of a forgotten process.
     pub(crate) fn handle_dropped(&self, segment: u64) {
         let mut log = self.log();
         if !log.is_forgotten() {

@@ -2,8 +2,8 @@
 //! result for requests with the same policy.
 //!
 //! The cache is bounded. A cached sandbox is used again only while every path that its policy names is still the same
-//! object. Glob patterns are searched again each time. Everything here blocks, so it is called outside the runtime's
-//! threads.
+//! object. Glob patterns are searched again each time. Building and checking sandboxes and sweeping block, so they run
+//! outside the runtime's threads.
 
 use std::{
     collections::BTreeSet,
@@ -167,6 +167,7 @@ type SandboxCache<T> = Mutex<Vec<(Confinement, Arc<PreparedSandbox<T>>)>>;
 /// All sandboxes of a server, with their caches.
 pub(crate) struct Sandboxes {
     holders: Arc<dyn Holders>,
+    /// Paths that no sandbox shows: the state directory and other files of the server.
     hidden: Vec<PathBuf>,
     tmpdir: Option<PathBuf>,
     processes: SandboxCache<ProcessParts>,

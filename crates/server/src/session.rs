@@ -60,7 +60,7 @@ pub struct Session {
     pub(crate) principal: Principal,
     core: Weak<Core>,
     state: Mutex<SessionState>,
-    /// The session's open files.
+    /// The session's open files, and its share of the file jobs.
     pub(crate) files: SessionFiles,
     /// Held while the holder is being created, so that only one is created and starts keep their order.
     opening: tokio::sync::Mutex<()>,
@@ -585,13 +585,13 @@ impl Session {
             None => false,
             Some(_) if state.is_named(process) && process.meta.auto_forget => {
                 // Forget only after following readers have received the end and an attached owner has taken it. One
-                // waker is the owner's feed, any other is of a following reader.
+                // waker may be the owner's feed, any other is of a following reader.
                 !process.retention().has_holds()
                     && process.log().waker_count() <= usize::from(attached)
                     && (process.is_taken() || !attached)
             }
             Some(closed_for) if state.is_named(process) => closed_for >= kept,
-            // Without a name: hidden, or forgotten while readers still held the log.
+            // Without a name, see `SessionState::by_slot`.
             Some(_) => process.is_taken() && !process.retention().has_holds(),
         };
         let done: Vec<Arc<Process>> = state.by_slot.values().filter(is_done).cloned().collect();

@@ -1,6 +1,6 @@
 //! The lease of a session: attached to one connection, detached with a running timer, or expired.
 //!
-//! A connection is an opaque number, time is monotonic nanoseconds.
+//! A connection is an opaque number: the holder passes the epoch of its controller. Time is monotonic nanoseconds.
 //!
 //! ```text
 //!              handle_attach                    poll_expired(now >= since + ttl)

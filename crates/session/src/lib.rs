@@ -3,7 +3,8 @@
 //!
 //! All are plain values that read no clock, do no I/O and handle no messages. Time is an argument, in monotonic
 //! nanoseconds. Inputs are `handle_*`, `set_*` and `begin`/`advance`; `poll_*` reports what is due. So the same rules
-//! run in the holder, in the server, in the simulation and in property tests against a naive model.
+//! run in the holder (lease, ledger) or server (retention), in the simulation, and in property tests against a naive
+//! model.
 
 mod lease;
 mod ledger;

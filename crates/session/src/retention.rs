@@ -5,8 +5,8 @@
 //!
 //! At its quota a process blocks until its owner takes output. While the owner is detached, the followers stand in for
 //! it: the holder may drop output that all of them have taken. Only a follower that began before the first retained
-//! event can free the oldest output. A follower that began later (`attach` shows only the latest output) limits the
-//! others, like any slow reader, and frees nothing by itself.
+//! event can free the oldest output. A follower that began later (the command `exec-server attach` skips older output)
+//! limits the others, like any slow reader, and frees nothing by itself.
 
 /// A number beyond every event number that will ever be assigned. Half of the range, so that adding to it cannot
 /// overflow.
@@ -92,7 +92,7 @@ impl Retention {
         self.owner_taken.unwrap_or(0)
     }
 
-    /// Whether the owner has everything of a log whose next event is `next_seq`: acknowledged or, if its peer cannot
+    /// Whether the owner has everything of a log whose next event is `next_seq`: acknowledged or, if its client cannot
     /// acknowledge, sent.
     pub fn owner_has_all(&self, next_seq: u64) -> bool {
         self.owner.seq + 1 >= next_seq

@@ -9,7 +9,7 @@ use exec_server_harness::{
     relay,
 };
 
-/// A hidden mode.
+/// A program that a run starts as its child.
 #[derive(clap::Subcommand)]
 pub(super) enum ChildCommand {
     /// Writes COUNT records of process ID and exits with a code made from ID.

@@ -225,7 +225,7 @@ pub(crate) struct RunArgs {
     /// Log connection events on stderr: -v at level info, -vv debug, -vvv trace. --log overrides this
     #[arg(short = 'v', long, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
-    /// Use /dev/null as stdin of the program
+    /// Do not forward stdin: the program reads /dev/null, or with -t a terminal that gets no input
     #[arg(short = 'n', long)]
     pub(crate) no_stdin: bool,
     /// Working directory of the program; `~` is the home directory. On a server, relative to the server's directory

@@ -86,7 +86,7 @@ impl ProgressLine {
     }
 
     pub(super) fn finish(&mut self) {
-        // The copy has ended, so every file has been begun and `begun_bytes` is the total.
+        // The copy has ended, so no other file will be begun and `begun_bytes` is the total.
         self.total.get_or_insert(self.begun_bytes);
         self.draw();
         put("\n");

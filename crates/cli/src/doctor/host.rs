@@ -13,7 +13,7 @@ use rustix::{
 
 use super::{CheckOutcome, CheckState, Finding, fine, missing, of_call, weak};
 
-/// With fewer fds than this, the server cannot create even one session.
+/// With fewer fds than this, the server has room for only a few sessions and processes.
 const LEAST_NOFILE: u64 = 256;
 
 /// Recommended minimum: each process costs the server a few fds.
@@ -160,7 +160,7 @@ fn nproc() -> CheckOutcome {
     }
 }
 
-/// Without lingering, systemd kills all processes of a user at the last logout.
+/// Without lingering, systemd may kill all processes of a user at the last logout (`KillUserProcesses=`).
 fn linger() -> CheckOutcome {
     if !Path::new("/run/systemd/system").exists() {
         return fine("no systemd: nothing ends processes at logout");

@@ -120,7 +120,7 @@ fn find_by_command_line(dir: &Path) -> Option<u32> {
         let names_dir =
             words.windows(2).any(|pair| pair[0] == b"--state-dir" && Path::new(OsStr::from_bytes(pair[1])) == dir);
         // The spawner is a fork of the server, and the holders are forks of the spawner. They have the server's command
-        // line until a title replaces it, and keep it if that fails. Their `comm` is set before the title.
+        // line until they overwrite it with a process title, and keep it if that fails. They set `comm` before the title.
         let comm = fs::read(process.join("comm")).unwrap_or_default();
         words.get(1) == Some(&&b"serve"[..])
             && names_dir

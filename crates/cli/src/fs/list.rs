@@ -53,7 +53,7 @@ async fn entries(remote: &ServerFiles, path: &Path, all: bool) -> Result<Vec<Lis
     let found = remote.files.metadata(&full, Links::Follow).await;
     let is_directory = found.as_ref().is_ok_and(|found| found.kind == EntryKind::Directory);
     if !is_directory {
-        // For a dangling symlink, show the link itself.
+        // Show a symlink itself, also a dangling one. `Links::Itself` fails if a parent directory is a symlink; then use `found`.
         let found = remote.files.metadata(&full, Links::Itself).await.or(found)?;
         return Ok(vec![ListEntry {
             name: path.as_os_str().to_owned(),

@@ -84,7 +84,7 @@ impl LineEnds {
         }
     }
 
-    /// `None` if there are fewer lines than requested.
+    /// `None` if there are too few line ends: the first of the requested lines may begin before this part.
     fn beginning(&self) -> Option<LogPosition> {
         let needed = self.lines + usize::from(self.is_at_end);
         let (seq, skip) = *self.positions.get(self.positions.len().checked_sub(needed)?)?;

@@ -43,7 +43,7 @@ use forward::{BridgeForwarder, BridgeOutcome, EndReason};
 pub(crate) fn run(args: &args::BridgeArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     let server = Server::find(&args.connect, token)?;
     runtime::block_on_here(async {
-        // Before anything is started, so that an early signal also ends it.
+        // Register the handlers first, so that an early signal also ends a server that is being started.
         let signals = SignalStream::for_ending().context("listen to signals")?;
         let code = match server {
             None => embedded(args, signals).await?,

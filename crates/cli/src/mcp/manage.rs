@@ -1,7 +1,8 @@
 //! `exec-server mcp list`, `mcp status` and `mcp call`: use the MCP servers of a configuration from a shell.
 //!
-//! No server outlives the command: a signal cancels the work, and then all servers are shut down as in a normal end. `file` finds the
-//! configuration, `ask` puts the questions of servers to the user, and `show` prints.
+//! A signal cancels the work, and then all servers are shut down as in a normal end. After a second signal, a server on another machine
+//! can run until its session expires ([`KEEP`]). `file` finds the configuration, `ask` puts the questions of servers to the user, and
+//! `show` prints.
 
 mod ask;
 mod file;
@@ -54,7 +55,7 @@ pub(crate) fn list(args: &args::McpListArgs, token: Option<env_token::StoredToke
     let config = setup.config.clone();
     let json = args.json;
     let outcome = run(setup, None, async |manager| {
-        // This is an error only if a required server fails, which is reported below like the failure of any other server.
+        // `start_all` fails only if a required server fails, which is reported below like the failure of any other server.
         manager.start_all().await.ok();
         collect_listing(manager, json).await
     })?;

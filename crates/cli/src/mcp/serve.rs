@@ -207,7 +207,7 @@ fn find_token(args: &args::McpServeArgs, from_env: Option<Zeroizing<Vec<u8>>>, i
     }
 }
 
-/// Secret files to hide from MCP clients: the state directories of this user's servers, which contain tokens, and token files.
+/// Secret files to hide from MCP clients: token files, systemd credentials, and the state directories of this user's servers.
 fn secrets(args: &args::McpServeArgs) -> Vec<PathBuf> {
     let files = [&args.http_token_file, &args.connect.token_file].into_iter().flatten().cloned();
     let credentials = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);

@@ -194,8 +194,8 @@ impl ProcessStdin {
             return Ok(());
         }
         match self.stdin.shutdown().await {
-            // An older server cannot close a stdin, and a terminal in raw mode has no EOF. The program continues
-            // without EOF.
+            // An older server cannot close a stdin, and the process's terminal has no EOF character in raw mode. The
+            // program continues without EOF.
             Err(error) if is_unsupported(&error) => Ok(()),
             closed => self.check(closed),
         }

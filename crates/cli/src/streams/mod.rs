@@ -60,7 +60,7 @@ pub(crate) enum StreamOutcome {
     Ended(OutputEnd),
     /// The user pressed the detach keys.
     Detached,
-    /// We received the signal with this number; the process continues.
+    /// We received the signal with this number, or our terminal hung up (SIGHUP); the process continues.
     Left(u8),
 }
 
@@ -227,7 +227,7 @@ impl SignalHandler {
         let process = self.process.clone();
         self.calls.spawn(async move {
             if process.has_exited() {
-                // Only descendants still hold the streams. A signal to the process itself would reach nothing, so terminate the
+                // Only descendants still hold the streams. A signal to the process itself would reach nothing, so kill the
                 // descendants.
                 process.terminate(None).await.ok(); // They may have ended already.
             } else {

@@ -95,7 +95,7 @@ impl Generation {
         }
     }
 
-    /// Whether the close code of a link says that another connection has taken the session over.
+    /// Whether the server closes a link with a special code when another connection takes the session over.
     pub(crate) fn reports_takeover(self) -> bool {
         self == Self::Current
     }

@@ -116,7 +116,7 @@ pub enum CopyError {
         /// The path of the source.
         path: PathBuf,
     },
-    /// A directory would replace something that is not a directory.
+    /// The target must be a directory and is not one, or a directory would replace something else.
     #[error("`{}` is not a directory", path.display())]
     NotADirectory {
         /// The path of the target.
@@ -138,7 +138,7 @@ pub enum CopyError {
         /// Why the name is refused.
         why: BadName,
     },
-    /// The names of a listing are not in order, or the tree is too large or too deep.
+    /// A listing contradicts itself or is not in order, or the tree is too large or too deep.
     #[error("the listing of `{}` cannot be used: {why}", path.display())]
     Listing {
         /// The directory.
@@ -177,8 +177,9 @@ impl CopyError {
 /// Copies a file, or with `recursive` a tree.
 ///
 /// If the target is a directory, the copy is created inside of it, under the source's name. Exception: if an interrupted copy of the same
-/// source created the target directory itself, that copy is continued. A file is not copied to a target that ends in a slash and does not exist. A source that ends in `/.` means the
-/// content of the directory. Links below the source are copied as links. Directories that existed before the copy keep their mode and time.
+/// source created the target directory itself, that copy is continued. A file is not copied to a target that ends in a slash and does not
+/// exist. A source that ends in `/.` means the content of the directory. Links below the source are copied as links. Directories that
+/// existed before the copy keep their mode and time.
 pub async fn copy(
     source: &CopyEndpoint,
     target: &CopyEndpoint,

@@ -196,7 +196,7 @@ pub struct Block {
     pub bytes: Bytes,
     /// The length of the hole at this offset, which reads as zeros; 0 if there is none. It can exceed the requested length.
     pub hole: u64,
-    /// Whether the file ended within the requested range. With `holes`, normally set only by a read at or after the end of the file.
+    /// Whether the file ended within the requested range. False at a hole, and for a block that ends before a hole.
     pub eof: bool,
 }
 
@@ -225,8 +225,9 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
     /// Reads a whole regular file of at most `most` bytes. A larger one fails with [`FileErrorKind::TooLarge`].
     fn read_within<'a>(&'a self, path: &'a Path, most: u64, links: Links) -> FileFuture<'a, Bytes>;
 
-    /// Writes a whole file, or appends to it. Writing the whole file replaces it atomically, so that no reader sees it half written, unless
-    /// it has more than one hard link or is not a regular file; see [`Written::atomic`]. On a server, one call appends at most 64 MiB.
+    /// Writes a whole file, or appends to it. Writing the whole file replaces it atomically, so that no reader sees it half written. It is
+    /// written in place if it has more than one hard link, if its directory admits no new file, or if a new file cannot get its owner or
+    /// attributes; see [`Written::atomic`]. On a server, one call appends at most 64 MiB.
     fn write_file<'a>(&'a self, path: &'a Path, bytes: Bytes, options: WriteOptions) -> FileFuture<'a, Written>;
 
     /// Creates a directory. With `recursive`, creates its parents, too, and succeeds if the directory exists.

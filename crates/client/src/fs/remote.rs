@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{Client, Error, Request, requests, session::Sent};
 
-/// How often a call is repeated, and a handle is opened, while one connection after another breaks.
+/// Limit for the repeats of an interrupted call, and for the attempts to open a handle.
 pub(super) const REPEATS_MAX: usize = 16;
 
 /// The file system of a server.
@@ -132,7 +132,7 @@ impl RemoteFiles {
         called.map_err(|error| FileError::of_call(operation, path, &error))
     }
 
-    /// Like [`call`](Self::call). If the request is idempotent, the call is sent again when a cut left its outcome unknown.
+    /// Like [`call`](Self::call). An idempotent request is sent again if a cut or `call_timeout` left its outcome unknown.
     async fn call_again<M: Request>(
         &self,
         operation: &'static str,
@@ -231,7 +231,7 @@ impl RemoteFiles {
             mode: options.mode,
             modified_at: options.modified,
         };
-        // An idempotent write is sent again if a cut left its outcome unknown.
+        // An idempotent write is sent again if a cut or `call_timeout` left its outcome unknown.
         let is_idempotent = options.if_match.is_none() && !options.append;
         let mut repeats_left = if is_idempotent { REPEATS_MAX } else { 0 };
         let written = loop {

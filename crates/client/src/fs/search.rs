@@ -175,7 +175,7 @@ impl Watch {
             let client = self.handle.remote.client().clone();
             let answer = match client.request::<requests::FsWatchNext>(&params).await {
                 Ok(answer) => answer,
-                // The watch ended with its connection, or the answer was lost. Either way, changes may have been missed.
+                // The watch ended with its connection, or the answer was lost or missed `call_timeout`. Changes may have been missed.
                 Err(error) if is_gone(&error) => return self.restart().await,
                 Err(error) => return Err(FileError::of_call("watch", &self.handle.path, &error)),
             };

@@ -115,7 +115,7 @@ impl BodyStreams {
                     *buffered += if entry.window.is_none() { bytes.len() } else { 0 };
                     entry.pieces.push_back(bytes);
                 } else {
-                    // An empty piece counts as consumed at once, or behind queued pieces together with the last of them; see `take`.
+                    // An empty piece counts as consumed at once. If pieces are queued, it counts with the last of them; see `take`.
                     entry.taken += u64::from(entry.pieces.is_empty());
                 }
                 if let Some(text) = delta.error {

@@ -115,7 +115,7 @@ pub(crate) struct EventLog {
     state: Mutex<LogState>,
     /// The highest sequence number received. A failure increases it by one, to wake the receivers.
     wake: watch::Sender<u64>,
-    /// Notified when events were consumed or a reader was removed.
+    /// Notified when events were consumed, a reader was removed, or the log ended.
     consumed: Notify,
 }
 

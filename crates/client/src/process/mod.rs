@@ -36,7 +36,8 @@ use stdin_queue::StdinQueue;
 pub use cursor::Events;
 pub use io::{Output, Stdin};
 
-/// A handle to a process on a server. Clones refer to the same process. Dropping all of them does not end the process.
+/// A handle to a process on a server. Clones refer to the same process. Dropping all of them does not end the process,
+/// unless it was started with [`Start::terminate_on_drop`](crate::Start::terminate_on_drop).
 ///
 /// While a handle exists, output is kept for its readers. If the events are not consumed, the process blocks once the
 /// server's memory for its output is full, like a program that writes to a full pipe. [`wait`](Self::wait) consumes and

@@ -14,7 +14,7 @@ use crate::{
     server_link::DialError,
 };
 
-/// The longest pause between two attempts, so that a caller that waits for a server connects soon after the server has started.
+/// The longest pause of the backoff, so that a caller that waits for a server connects soon after the server has started.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 pub(super) struct FirstConnect {

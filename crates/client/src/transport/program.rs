@@ -9,8 +9,9 @@
 //! A separate thread takes the steps after that, for a few seconds at most. A drop therefore does not block, and the
 //! steps also work while the runtime shuts down.
 //!
-//! The pid of the program is also the id of its process group. Until the program is reaped, the kernel does not reuse this id. The group is
-//! therefore signalled before the program is reaped. If the thread cannot be created, the program is killed at once.
+//! With [`EndScope::Group`], the pid of the program is also the id of its process group. Until the program is reaped, the kernel does not
+//! reuse this id. The group is therefore signalled before the program is reaped. With [`EndScope::Leader`], only the program is signalled.
+//! If the thread cannot be created, the program is killed at once.
 
 use std::{
     fmt, io,
@@ -98,7 +99,7 @@ pub(super) fn spawn(mut command: Command, scope: EndScope) -> io::Result<(ByteSt
     let pidfd = match rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
         Ok(pidfd) => pidfd,
         Err(error) => {
-            // `pidfd_open` for a child of this program can fail only for lack of fds.
+            // For a child of this program, `pidfd_open` normally fails only for lack of fds.
             child.kill().ok();
             child.wait()?;
             return Err(error.into());

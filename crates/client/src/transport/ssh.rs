@@ -89,7 +89,7 @@ pub struct Ssh {
     has_answered: AnsweredFlag,
 }
 
-/// Whether the server has answered. A clone starts with false, because it belongs to another client.
+/// Whether the server has answered. A clone starts with false, because it may belong to another client.
 #[derive(Debug, Default)]
 struct AnsweredFlag(Arc<AtomicBool>);
 

@@ -15,7 +15,7 @@ use zeroize::Zeroizing;
 /// it, because it is meant for the server only.
 pub const TOKEN_VARIABLE: &str = "EXEC_SERVER_TOKEN";
 
-/// Longest token that a server accepts: the whole head of a request must fit into 8 KiB.
+/// Longest token that this client accepts. A server accepts a request head of at most 8 KiB, which contains the token.
 const MAX_BYTES: usize = 1024;
 
 /// The `f_type` of an anonymous pipe (`PIPEFS_MAGIC`).

@@ -28,7 +28,7 @@ use rustix::fs::{Mode, OFlags};
 pub(crate) use process_cgroups::{ProcessCgroup, ProcessCgroups};
 pub use root::{CgroupRoot, find_root};
 
-/// Larger than any file that is read here. Each has a few lines of a word and a number.
+/// Larger than any file that is read here. Each has a few short lines.
 const SMALL_BYTES: usize = 1024;
 
 /// The hierarchy that a directory belongs to.

@@ -81,7 +81,8 @@ impl CgroupRoot {
         let mut enforced = EnforcedLimits::default();
         if let Some(base) = own.unified.map(without_supervisor) {
             let dir = base.join(name);
-            // The file exists only if this kernel can kill a group. The root group has no such file.
+            // `cgroup.kill` exists only if this kernel can kill a group. Check the new group, because the root group
+            // has no such file.
             if create_if_missing(&dir).is_ok() && dir.join("cgroup.kill").exists() {
                 controllers = enable_controllers(&base);
                 enforced = EnforcedLimits {

@@ -193,7 +193,7 @@ fn read_greeting(socket: &OwnedFd) -> io::Result<GreetingOutcome> {
     Ok(GreetingOutcome::Received { layout: u32::from_le_bytes(*layout), pid: i32::from_le_bytes(pid) })
 }
 
-/// Reads what is available on stderr, as one line. Never blocks, because another process may still hold the other end.
+/// Reads what is available on stderr, as one line. Does not wait for EOF: another process may still hold the other end.
 fn read_stderr(stderr: Option<ChildStderr>) -> String {
     let Some(mut stderr) = stderr else { return String::new() };
     let mut bytes = vec![0; STDERR_MAX];

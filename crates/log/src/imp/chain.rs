@@ -135,7 +135,8 @@ pub struct SegmentChain {
     /// Number of segments removed from the front so far. A cursor's hint counts from the first segment ever, so it
     /// stays valid.
     shifted: u64,
-    /// Sequence number and output offset at the end of the newest removed segment. Used when no later segment is known.
+    /// Sequence number and output offset at the end of the events that are known to be gone. Used when no later segment
+    /// is known.
     gone: (u64, u64),
 }
 
@@ -208,8 +209,8 @@ impl SegmentChain {
         }
     }
 
-    /// Records that everything below `seq`, in total `offset` output bytes, is gone. A reader of an adopted log needs
-    /// this to report the gap if no segment is left that shows it.
+    /// Records that all events below `seq` that are in no segment of the chain are gone. The log has `offset` output
+    /// bytes before `seq`. A reader needs this to report the gap if no later segment shows it.
     pub fn forget_below(&mut self, seq: u64, offset: u64) {
         if seq > self.gone.0 {
             self.gone = (seq, offset);
@@ -220,7 +221,7 @@ impl SegmentChain {
     /// `keep_bytes` of the log. Returns their ids, oldest first, so that the caller can release them.
     ///
     /// Each event counts [`EVENT_OVERHEAD`] more than its output. If only the output counted, kept small events could
-    /// fill the log, and its writer would wait forever. Events without any output after them are not kept.
+    /// fill the log, and its writer would wait forever. Nothing is kept of a log without output.
     pub fn take_up_to(&mut self, seq: u64, keep_bytes: u64) -> Vec<u64> {
         let size = |(seq, offset): (u64, u64)| offset.saturating_add(seq.saturating_mul(EVENT_OVERHEAD));
         let end_of_log = self.end();

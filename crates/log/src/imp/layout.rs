@@ -24,10 +24,10 @@ pub const SEGMENT_BYTES: usize = 1 << 20;
 /// Largest payload of a record, 64 KiB. This is one chunk on the wire.
 pub const RECORD_MAX: usize = 64 << 10;
 
-/// Smallest room offered for a record, 4 KiB. A segment with less space left is sealed, which wastes under 0.4 % of it.
+/// Smallest room offered for a record, 4 KiB. A segment with less space left is sealed, which wastes up to about 0.4 %.
 pub const ROOM_MIN: usize = 4 << 10;
 
-/// What an event counts in a log beside its output. It takes 24 bytes for the header and up to 7 for padding.
+/// Bytes that an event counts in a log beside its output: 24 for the header and up to 7 for padding, rounded up.
 pub const EVENT_OVERHEAD: u64 = 32;
 
 /// Maximum number of processes of a session that have a log at the same time. Each used slot takes 128 bytes in the

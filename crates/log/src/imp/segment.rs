@@ -39,7 +39,7 @@ pub enum SegmentLocation {
 /// The description of a segment that holder and server share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentInfo {
-    /// Unique for the lifetime of a holder, even if the memory is reused; see [`memfd_of`].
+    /// Unique among the segments that one holder creates, even if the memory is reused; see [`memfd_of`].
     pub id: u64,
     /// Sequence number of the first event.
     pub base_seq: u64,
@@ -287,7 +287,7 @@ impl SegmentPool {
         Self { free: Vec::with_capacity(FREE_SEGMENTS_MAX), made: 0 }
     }
 
-    /// Whether the next segment can reuse free memory and needs neither new memory nor an fd.
+    /// Whether the next segment can reuse a free memfd and needs no new fd.
     pub fn has_spare(&self) -> bool {
         !self.free.is_empty()
     }

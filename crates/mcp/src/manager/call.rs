@@ -121,7 +121,7 @@ pub(super) fn check(server: &ManagedServer, call: &ToolCall) -> Result<(), Error
     Ok(())
 }
 
-/// Waits until the server is ready and, unless the call may overlap with others, until no other call is in progress. Then sends the call and
+/// Waits until the server is ready. A call that may not overlap also waits until no other such call is in progress. Then sends the call and
 /// waits for the result.
 pub(super) async fn send(server: &ManagedServer, call: ToolCall) -> Result<CallResult, Error> {
     // Wait until the server is ready: before that its read-only tools are not known, and `turn` depends on them.

@@ -1,7 +1,7 @@
 //! One connection to one server: sends requests, waits for the answers, and converts failures to errors.
 //!
-//! A request ends with its answer, its timeout, or the end of the connection. If the caller stops waiting earlier, the server gets a
-//! cancellation. Whether the server is restarted is decided in `server`.
+//! A request ends with its answer, its timeout, or the end of the connection. At a timeout, or if the caller stops waiting earlier, the
+//! server gets a cancellation. Whether the server is restarted is decided in `server`.
 
 use std::{sync::Arc, time::Duration};
 

@@ -37,7 +37,7 @@ pub trait Elicit: Send + Sync + 'static {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Question {
     pub server: String,
-    /// The id of the question. Unique while the question is open.
+    /// The id of the question. Unique among the open questions of its server.
     pub id: String,
     /// The parameters: `message`, and `requestedSchema` or `url`. Over stdio they are as received, but over HTTP rmcp
     /// drops fields that it does not know. `_meta` has no progress token.

@@ -1,8 +1,8 @@
 //! Resolves placements to executors and shares one connection among all servers at one place.
 //!
-//! To get the [`Host`] of a placement, [`Hosts`] calls a function that knows names, URLs and tokens. It connects to a host when the host is
-//! first used. Servers that need the same host at the same time share one attempt and its failure. A later request tries again, also after
-//! a lost session.
+//! To get the [`Host`] of a placement, [`Hosts`] calls a function that knows names, URLs and tokens. `Hosts` connects to a host when the
+//! host is first used. Servers that need the same host at the same time share one attempt and its failure. A later request tries again,
+//! also after a lost session.
 //!
 //! Only this manager uses the session on an executor. After a disconnect the executor keeps the session, by default for
 //! [`KEEP`]. That limits how long a link may be cut, and how long the processes of a killed manager keep running.
@@ -68,7 +68,7 @@ impl Host {
         Self { id, key, kind: HostKind::Remote { spec: Box::new(spec), token, keep, recover_for: None } }
     }
 
-    /// Resolves `local` to this machine, `remote` with a function, and names and URLs with `choose`.
+    /// Resolves `local` to this machine if `choose` allows it, `remote` with a function, and names and URLs with `choose`.
     pub fn find(
         placement: &Placement,
         local: &LocalConfig,

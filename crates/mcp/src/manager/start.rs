@@ -1,8 +1,8 @@
 //! One attempt to get a server ready: connect to its executor, start or reach the server, do the handshake, and list its tools.
 //!
 //! The startup timeout of the server's configuration applies to each of three steps: connecting, starting with the handshake, and listing
-//! the tools. A started process is stored in a variable of the caller, so that the caller can end it if the attempt is cancelled. `server`
-//! repeats whole attempts.
+//! the tools. A started process is stored in a variable of the caller, so that the caller can end it if the attempt fails or is
+//! cancelled. `server` repeats whole attempts.
 
 use std::{collections::BTreeMap, ffi::OsString, sync::Arc, time::Duration};
 

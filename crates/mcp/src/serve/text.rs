@@ -84,7 +84,7 @@ pub(super) fn lossy(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// A line of a file, truncated if it is too long. The flag says whether it was.
+/// The line, truncated if it has more than `most` bytes. The flag says whether it was.
 pub(super) fn cut_line(line: &str, most: usize) -> (String, bool) {
     if line.len() <= most {
         return (line.to_owned(), false);

@@ -88,7 +88,8 @@ impl ServerProcess {
         self.skipped_lines.lock().count
     }
 
-    /// Why the stream ended, once it has. All messages before the end have been received by then.
+    /// Why the stream of messages ended, once it has. All messages before the end have been received by then, unless the transport was closed
+    /// or dropped.
     #[must_use]
     pub fn ended(&self) -> watch::Receiver<Option<StreamEnd>> {
         self.ended.subscribe()
@@ -115,7 +116,7 @@ impl ServerProcess {
         let Some(mut output_tail) = self.output_tail.lock().take() else { return self.process.closed().is_some() };
         let is_closed = time::timeout(within, output_tail.drain(self)).await.is_ok();
         *self.output_tail.lock() = Some(output_tail);
-        // Leftover processes may hold the streams open for longer. Do not wait for them to report the exit.
+        // Leftover processes may hold the streams open for longer. Report the exit without waiting for them.
         if let Some(exit) = self.process.exit().filter(|_| !is_closed) {
             self.set_end(StreamEnd::Exited(Some(Box::new(exit))));
         }

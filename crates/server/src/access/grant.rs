@@ -44,11 +44,11 @@ impl Rights {
 /// Why a grant ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrantEnd {
-    /// The entry was revoked or removed from the file.
+    /// The entry was revoked or removed from the file, or the file no longer accepts the unlisted certificate.
     Revoked,
     /// The entry's expiry date has passed.
     Expired,
-    /// The entry grants other rights now. A client that reconnects gets those.
+    /// The token or certificate now has another name or other rights. A client that reconnects gets those.
     Changed,
 }
 

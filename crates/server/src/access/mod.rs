@@ -119,8 +119,8 @@ impl Access {
         self.table.lock().by_tokens(self.owner.as_ref(), offered, wall_clock::now_seconds())
     }
 
-    /// The grant of a client with this certificate. `None` if it is revoked, or if it is not listed and only listed
-    /// certificates are accepted.
+    /// The grant of a client with this certificate. `None` if its entry is revoked or expired, or if it is not listed
+    /// and only listed certificates are accepted.
     #[must_use]
     pub fn by_certificate(&self, certificate: &Certificate<'_>) -> Option<Grant> {
         self.table.lock().by_certificate(certificate, wall_clock::now_seconds())

@@ -18,7 +18,7 @@ const HEAD_MAX_BYTES: usize = 8 << 10;
 /// Most headers in a request. Browsers send about twenty.
 const HEADERS_MAX: usize = 64;
 
-/// How long to wait for a refused peer to read its response before the socket is closed.
+/// How long to wait for a peer to read its response before the socket is closed.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// The parts of a request that admission looks at.

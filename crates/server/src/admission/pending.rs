@@ -70,7 +70,7 @@ pub struct AdmissionCounts {
     pub stalled: u64,
     /// Dropped to make room for others.
     pub evicted: u64,
-    /// Answered late, because the source had failed too often.
+    /// Refusals of sources that had failed too often: answered late, or closed without an answer.
     pub slowed: u64,
 }
 

@@ -1,7 +1,7 @@
 //! The audit log: connections, refusals, and the starts, signals and exits of processes. One JSON object per line, each
 //! with the hash of the previous line. `exec-server audit verify` detects lines that were removed, changed or moved.
 //! The `anchor`, kept apart from the log, records where the log began and how far it was written. With it, a missing
-//! beginning, a missing end and a replaced file are detected as well.
+//! end and a replaced file are detected as well.
 //!
 //! The log never contains tokens, stdin, output, file contents or values of environment variables. It does contain
 //! program arguments, and users put secrets there.
@@ -223,7 +223,7 @@ struct OpenAudit {
     mode: AuditPolicy,
     shared: Arc<WriterQueue>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Exits that are in the log already, so that adopted processes do not get a second exit record.
+    /// Exits near the end of the log when it was opened, so that adopted processes do not get a second exit record.
     ended: Vec<RecordedExit>,
     refusals: Mutex<RefusalRate>,
 }
@@ -296,7 +296,7 @@ impl Audit {
         self.0.as_ref().map_or(0, |inner| inner.shared.lost_ever())
     }
 
-    /// Whether the log already has the exit of this process.
+    /// Whether the exit of this process was near the end of the log when the log was opened.
     pub(crate) fn has_exit(&self, session: &str, process: &str, pid: u32) -> bool {
         let is_this_exit = |ended: &RecordedExit| {
             ended.session.as_deref() == Some(session)

@@ -229,6 +229,7 @@ impl AuditWriter {
             }
             match &anchor.contents {
                 None => log.notices.push(AuditRecord { anchor: place, ..AuditRecord::of(super::BEGIN) }),
+                // No valid line: the file is new, and the anchor's last line ended an older file.
                 Some(_) if log.good_bytes == 0 => anchor.end_part(),
                 Some(_) => {}
             }

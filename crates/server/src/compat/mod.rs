@@ -61,7 +61,7 @@ impl ClientRules {
     }
 }
 
-/// The settings of the implicit session of a V0 connection, which never asks for a session.
+/// The settings of the implicit session of a V0 connection, which has not asked for a session.
 pub(crate) fn implicit_attachment() -> Attachment {
     let rules = ClientRules { reference: true };
     Attachment { ttl: Some(rules.default_ttl()), is_ttl_asked: false, rules }

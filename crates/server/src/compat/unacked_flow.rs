@@ -42,7 +42,7 @@ enum UnackedMode {
     Awaiting { until: Instant },
     /// Output is pushed. The client does not poll.
     Pushed,
-    /// The client polls. Its reads have taken everything up to `base`.
+    /// The client polls. Everything up to `base` counts as read.
     Polled {
         base: LogPosition,
         /// Since when pushing pauses because the reads are too far behind.
@@ -137,8 +137,8 @@ impl UnackedFlow {
         }
     }
 
-    /// Removes the marks of pushed output that is older than the last [`limits::UNREAD_BYTES`], and returns the newest
-    /// of them.
+    /// Removes those of the feed's `marks`, remembered positions of sent output, that are older than the last
+    /// [`limits::UNREAD_BYTES`]. Returns the newest of them.
     pub(crate) fn release(
         &mut self,
         marks: &mut VecDeque<LogPosition>,

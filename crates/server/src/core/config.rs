@@ -24,10 +24,10 @@ pub struct Config {
     /// How long the attached peer may take to answer a ping before a resume by another connection takes the session
     /// over.
     pub takeover_after: Duration,
-    /// The server's own environment, on which `envPolicy` is evaluated. The program reads it once and removes token
-    /// variables.
+    /// The server's own environment, for example the base of an `envPolicy`. The program reads it once and removes the
+    /// variable with the token.
     pub environment: Vec<(std::ffi::OsString, std::ffi::OsString)>,
-    /// The server's working directory, reported by `environment/info`.
+    /// The server's working directory: the default directory of a start, reported by `environment/info`.
     pub cwd: Option<PathBuf>,
     /// Memory that the log of one process may use before the child blocks (attached) or the log spills to disk
     /// (detached). At least [`Config::LEAST_CAP_BYTES`].

@@ -28,7 +28,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// How often the server checks whether the attached peer has answered.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
-/// Handles `initialize`, before any other message of the connection.
+/// Handles `initialize`. The connection handles its next message only after this returns.
 pub(crate) async fn initialize(connection: &mut Connection, params: Option<&RawValue>, reply: Reply) {
     match establish(connection, params).await {
         Ok((session, resumed)) => {

@@ -6,7 +6,7 @@
 //!
 //! A streamed body is read no faster than the peer's socket accepts it and, if the peer acknowledges, no faster than
 //! the peer acknowledges it. Requests end with the connection, because they run in the connection's tasks. Of a target,
-//! the log and the audit log show only scheme, host and port.
+//! the log and the audit log show only scheme, host and port, and the private address for which it was refused.
 
 use std::{ffi::OsString, time::Duration};
 

@@ -83,8 +83,8 @@ impl RequestContext {
         }
     }
 
-    /// The session that a request names, which must be of the same principal: restarts that session's clock. Without a
-    /// name, the session of the connection.
+    /// The session that a request names, which must be of the same principal. Its clock restarts. Without a name, the
+    /// session of the connection.
     pub(crate) fn session(&self, id: Option<&SessionId>) -> Result<Arc<Session>, Failure> {
         let Some(id) = id.filter(|id| id.as_str() != &*self.session.id) else { return Ok(self.session.clone()) };
         let session = self.core.session(id.as_str(), &self.session.principal)?;

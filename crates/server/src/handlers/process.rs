@@ -113,7 +113,8 @@ fn prepare(context: &RequestContext, params: wire::StartParams) -> Result<Proces
     }
     let has_snapshot = params.shell_snapshot.as_ref().is_some_and(|snapshot| snapshot.applies_to(&params.argv));
     if has_snapshot && params.env_policy.as_ref().is_some_and(wire::EnvPolicy::filters) {
-        // The plain command would read the profile and export variables that the policy filters out.
+        // This server ignores the snapshot and runs the command itself, a login shell. The shell would read the
+        // profile and export variables that the policy filters out.
         return unsupported("`shellSnapshot` with an `envPolicy` that filters needs a captured shell state");
     }
     let env_policy = match (params.env_policy, &params.env) {
@@ -198,7 +199,8 @@ pub(crate) async fn signal(context: RequestContext, params: wire::SignalParams) 
             context.record(&session, Some(process.id()), record);
         }
         let slot = process.slot();
-        // Ignore the status: without a holder no process is left to signal.
+        // Ignore the status. Without a holder or a running process, there is nothing to signal. If `kill` failed, the
+        // wire has no error for it.
         process.link().status(|req| ToHolder::Signal { req, slot, signal }).get().await;
     }
     Ok(Empty {})
@@ -234,7 +236,7 @@ pub(crate) async fn terminate(
     let Some(process) = session.process(id).await else { return Ok(nothing_runs) };
     context.record(&session, Some(id), AuditRecord { pid: Some(process.pid), ..AuditRecord::of("process.terminate") });
     let ended = terminate_running(&process, params.grace_ms.map(Duration::from_millis)).await;
-    // `None`: the holder is dead.
+    // `None`: there is no holder.
     Ok(ended.unwrap_or(nothing_runs))
 }
 

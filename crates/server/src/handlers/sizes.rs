@@ -1,5 +1,5 @@
 //! Size limits of a start: the process id by our own bound, arguments and environment by the kernel's. A start that can
-//! never succeed is refused before anything is copied, with the limit in the error text.
+//! never succeed is refused before its id is reserved, with the limit in the error text.
 
 use exec_server_holder::control::StartSpec;
 use exec_server_protocol::limits;

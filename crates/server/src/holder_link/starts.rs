@@ -1,11 +1,12 @@
 //! Replies to starts, and the withdrawal of starts that the holder does not answer in time.
 //!
 //! ```text
-//!  asked ──6 sweeps without a reply──▶ withdrawn ──holder: not started──▶ name free
-//!                                          └──holder: started──▶ killed, name free
+//!  asked ──6 sweeps without a reply──▶ withdrawn ──holder: not started──▶ id free
+//!                                          └──holder: started──▶ killed, id free
 //! ```
-//! If the message of a withdrawn start is still queued here, it is dropped and the name is free at once. Otherwise the
-//! name stays reserved until the holder replies: a retry with the same id must not run beside the first start.
+//! If the message of a withdrawn start is still queued here, it is dropped and the process id is free at once.
+//! Otherwise the id stays reserved until the holder replies: a retry with the same id must not run beside the first
+//! start.
 
 use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
@@ -107,7 +108,7 @@ impl HolderLink {
         }
     }
 
-    /// Marks a pending start as withdrawn. The holder may still start the process, so the name stays reserved until the
+    /// Marks a pending start as withdrawn. The holder may still start the process, so the id stays reserved until the
     /// holder reports whether it did.
     fn withdraw(&self, req: u32) -> Option<(ProcessMeta, StartGate, Reply)> {
         let mut waiters = self.waiters.lock();

@@ -10,7 +10,7 @@ use super::ListenUrl;
 pub enum RequiredAuth {
     /// Clients must offer a token.
     Token,
-    /// No authentication: every client that can connect is admitted.
+    /// Clients need no token. Without `--client-ca`, every client that can connect is admitted.
     None,
 }
 

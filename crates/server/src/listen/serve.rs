@@ -35,8 +35,8 @@ use crate::{
     tls::Tls,
 };
 
-/// How long clients may take to receive pending output when the server drains. The program allows one second more for
-/// the whole shutdown.
+/// How long clients may take to receive pending output when the server drains: one second less than the 5 s in
+/// `docs/deploy.md`.
 const FLUSH: Duration = Duration::from_secs(4);
 
 /// Backlog of TCP connections in the kernel. A burst of clients after a restart must not be refused.
@@ -242,6 +242,7 @@ async fn serve_dial(core: Arc<Core>, admission: Arc<Admission>, listener: UnixSo
         let core = Arc::clone(&core);
         let connection = admission.admit_dial(socket);
         async move {
+            // The visit keeps an idle server from retiring before `serve` counts the connection.
             if let Some(mut connection) = connection
                 && let Some(_visit) = core.enter()
                 && connection.greet().await.is_ok()

@@ -33,7 +33,7 @@ pub enum ListenUrlError {
     /// The port is missing, not a number, or above 65535.
     #[error("`{text}` has no valid port; write `ws://IP:PORT`, with port 0 for any free one")]
     Port { text: String },
-    /// The URL has a path, a query, a fragment or a user name. A listener serves only `/`.
+    /// The URL has a path other than `/`, a query, a fragment or a user name.
     #[error("`{text}` has more than an address; write `ws://IP:PORT` alone")]
     Path { text: String },
     /// The socket's path is not absolute.

@@ -110,7 +110,7 @@ impl ProcessLog {
         self.lost
     }
 
-    /// Whether the process may have written more than is counted.
+    /// Whether more output may be lost than a gap counts: the holder died, and this server knows only its files.
     pub(crate) fn is_uncounted(&self) -> bool {
         matches!(self.source, StatusSource::LastKnown { .. }) && self.lost.is_some()
     }

@@ -20,7 +20,8 @@ pub(crate) struct ProcessMeta {
     pub(crate) tty: bool,
     pub(crate) stdin: bool,
     pub(crate) dialect: Dialect,
-    /// Wall-clock time, for display only.
+    /// Wall-clock time. It is shown to users, orders lists, and tells which of two adopted processes with one id is
+    /// newer.
     pub(crate) started_ms: u64,
     /// The sandbox in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -354,8 +354,9 @@ impl Feed {
                         self.finished = true;
                         return TurnOutcome::Idle;
                     }
-                    // Events exist after the cursor, but the chain has no record yet: the segment is on its way and
-                    // will wake this feed. Look only once more, to avoid a busy loop.
+                    // `arm` returns true if events exist after the cursor. If the second look finds no record in the
+                    // chain either, the segment is on its way and will wake this feed. A third look would begin a busy
+                    // loop.
                     if looked_again || !log.arm(self.cursor.next_seq()) {
                         return TurnOutcome::Idle;
                     }

@@ -413,6 +413,7 @@ impl Pump {
         let is_own = |_: &u64, job: &mut ReadJob| job.command.is_own && &*job.command.process.session == session;
         for (_, job) in self.reads.extract_if(.., is_own) {
             job.command.process.log().remove_waker(&job.waker);
+            // Not `Reply::fail`: a queued answer could come after the close frame that follows this command.
             self.outbox.message(128, |buf| encode_failure(buf, &job.command.reply.id, &Failure::Superseded));
         }
     }

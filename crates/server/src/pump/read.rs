@@ -29,7 +29,7 @@ pub(crate) struct ReadCommand {
     pub(crate) after_seq: u64,
     pub(crate) max_bytes: Option<u64>,
     pub(crate) wait: Duration,
-    /// The process belongs to the connection's own session, so the read moves the owner's cursor.
+    /// The process belongs to the connection's own session, so the reader is the owner.
     pub(crate) is_own: bool,
     /// For a follower from another session: its registration, while the read is pending.
     pub(crate) _poll: Option<OutputHold>,
@@ -173,8 +173,8 @@ impl ReadJob {
         last
     }
 
-    /// `nextSeq` and flags. If the server's cap, a second gap or a pending disk read cut the answer, it is as if the
-    /// process had neither exited nor closed, so that the reader asks again.
+    /// `nextSeq` and flags. If the server's cap, a gap after output or after another gap, or a pending disk read cut
+    /// the answer, `exited` and `closed` are false, so that the reader asks again.
     fn end(&self, status: &LogStatus, tally: &ReadTally, first_seq: u64, lost: Option<LostEnd>) -> wire::ReadEnd {
         let cut_by_us = !tally.is_complete && !tally.cut_by_reader && !tally.is_full(self.command.max_bytes);
         // With `maxBytes`, as in the reference: after the last chunk, even if events without output follow it.

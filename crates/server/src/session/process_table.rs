@@ -1,4 +1,5 @@
-//! The process table of a session: names, slots, and the rules for when a name or a log is removed.
+//! The process table of a session: names, slots, and the rules for when a name or a log is removed. A name is a process
+//! id by which clients find the process.
 //!
 //! Plain state under the session's lock. Its only effect on connections is to tell the attached one to unfollow a
 //! process.
@@ -37,8 +38,9 @@ pub(super) struct SessionState {
     /// From the client that attached last.
     pub(super) attachment: Attachment,
     pub(super) processes: BTreeMap<String, ProcessEntry>,
-    /// All processes. Also contains those without a name: hidden ones, and forgotten ones that readers still hold. The
-    /// task of the link has its own table for the messages of the holder.
+    /// All processes. Also contains those without a name: hidden ones, forgotten ones that readers still hold, and
+    /// those that started after their start was withdrawn. The task of the link has its own table for the messages of
+    /// the holder.
     pub(super) by_slot: ProcessSlots,
     pub(super) link: Option<Arc<HolderLink>>,
     /// The holder has exited, and this server maintains the files.
@@ -87,7 +89,7 @@ impl StartGate {
         self.0.is_begun.store(true, Ordering::Relaxed);
     }
 
-    /// Releases the waiters, because the client has been answered. The name stays reserved until the holder has
+    /// Releases the waiters, because the client gets its answer now. The name stays reserved until the holder has
     /// decided.
     pub(crate) fn withdraw(&self) {
         self.0.is_withdrawn.store(true, Ordering::Release);
@@ -128,11 +130,11 @@ impl ProcessEntry {
 }
 
 impl SessionState {
-    /// Adds a process that an earlier server left. If two have the same id, the older one was forgotten while readers
-    /// held its log. It gets no name, and the sweep removes it later.
+    /// Adds a process that an earlier server left. If two have the same id, the older one had lost its name (see
+    /// `by_slot`). It gets no name, and the sweep removes it later.
     pub(super) fn adopt(&mut self, process: Arc<Process>) {
         self.by_slot.insert(process.slot(), process.clone());
-        // Only a closed process can have been forgotten, so one that has not closed is the newer one.
+        // Most processes without a name have closed, so one that has not closed counts as the newer one.
         let recency = |process: &Process| (process.status().closed_seq.is_none(), process.meta.started_ms);
         let named = self.processes.get(process.id()).and_then(ProcessEntry::live);
         if named.is_some_and(|named| recency(named) > recency(&process)) {
@@ -162,7 +164,7 @@ impl SessionState {
         starting + running >= most
     }
 
-    /// If there are `most` closed processes whose output was taken, forgets the one that closed first.
+    /// If there are `most` closed processes whose output was taken, forgets the one with the longest `closed_for`.
     pub(super) fn make_room(&mut self, now: Instant, most: usize) {
         // A cheap check first: what follows is linear.
         if self.processes.len() < most {

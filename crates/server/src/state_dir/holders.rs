@@ -1,5 +1,5 @@
-//! `Holders` for a real server: the spawner creates the holders, and their files are in the state directory. Records
-//! and infos are opaque bytes here; the core defines them.
+//! `Holders` for a real server: the spawner creates the holders, and their files are in the state directory. Session
+//! records are opaque bytes here; the core defines them.
 
 use std::{
     fs::File,
@@ -122,7 +122,7 @@ impl SpawnedHolders {
             return Ok(FoundSession::Expired(String::from_utf8_lossy(&text).into_owned()));
         }
         let Some(secret) = sessions::read_small(dir.as_fd(), SECRET_NAME)? else {
-            // No holder was ever created for this session.
+            // No holder was created for this session, or all its processes were forgotten after the holder had left.
             return find_record(dir.as_fd());
         };
         let Ok(secret) = <[u8; 32]>::try_from(secret) else {
@@ -286,8 +286,7 @@ impl Holders for SpawnedHolders {
             }
             return self.group_of(session).remove();
         }
-        // Remove the secret: with a secret but no holder, `find` would report a dead holder and the session would lose
-        // its record.
+        // Remove the secret: with a secret and the socket of a dead holder, `find` would report the session as lost.
         self.state.forget_secret(session);
         self.group_of(session).remove();
     }
@@ -310,6 +309,7 @@ impl Holders for SpawnedHolders {
     }
 
     fn can_create_holders(&self) -> bool {
+        // Without `respawn` a dead spawner is not replaced, so `repair` has nothing to do.
         self.config.respawn.is_none() || self.spawner.lock().is_alive()
     }
 

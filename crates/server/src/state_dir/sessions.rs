@@ -65,7 +65,7 @@ impl StateDir {
         read_small(self.open_session_dir(id)?.as_fd(), "record")
     }
 
-    /// Removes the secret of a holder that was never created.
+    /// Removes the secret of a holder that was never created or is not needed.
     pub(crate) fn forget_secret(&self, id: &str) {
         if let Ok(dir) = self.open_session_dir(id) {
             rustix::fs::unlinkat(&dir, SECRET_NAME, AtFlags::empty()).ok(); // ENOENT is fine.

@@ -163,7 +163,7 @@ fn is_anonymous_pipe(file: &File) -> bool {
 }
 
 impl TokenDigest {
-    /// The digest of the token that a client offered.
+    /// The digest of a token: our own, or one that a client offered.
     pub fn of(offered: &[u8]) -> Self {
         Self(Sha256::digest(offered).into())
     }
@@ -179,12 +179,12 @@ impl TokenDigest {
         Self([0; 32])
     }
 
-    /// The form in a token file.
+    /// The form in `tokens.toml`.
     pub(crate) fn to_hex(self) -> String {
         hex::encode(self.0)
     }
 
-    /// Parses the 64 hexadecimal digits of a token file.
+    /// Parses the 64 hexadecimal digits in `tokens.toml`.
     pub(crate) fn from_hex(text: &str) -> Option<Self> {
         let mut digest = [0; 32];
         hex::decode_to_slice(text, &mut digest).ok()?;

@@ -35,7 +35,7 @@ use crate::{
 };
 
 /// How long the server may be silent after its stdin was closed before it is terminated. MCP clients send SIGTERM to us two seconds after
-/// they close our stdin, and SIGKILL two seconds later. A server that ignored everything would then only end after `--keep`.
+/// they close our stdin, and SIGKILL two seconds later. If SIGKILL came first, a server that ignores EOF would run until `--keep` is over.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// The longest total time that the server gets to end by itself, even while it still writes.
@@ -131,7 +131,7 @@ impl BridgeForwarder {
     pub(super) async fn run(self) -> anyhow::Result<BridgeOutcome> {
         let mut stderr = StderrForwarder::new();
         let outcome = self.forward_all(&mut stderr).await;
-        // In every case: the last lines on stderr often explain the end.
+        // Also after an error: the last lines on stderr often explain the end.
         stderr.end().await;
         outcome
     }

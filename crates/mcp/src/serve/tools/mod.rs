@@ -72,7 +72,7 @@ impl CallContext<'_> {
         }
     }
 
-    /// Runs an operation that changes nothing. It is dropped if the call is cancelled.
+    /// Runs an operation that is dropped if the call is cancelled. Except for `signal_process`, such operations change nothing.
     async fn unless_cancelled<T>(
         &self,
         operation: impl Future<Output = Result<T, ToolFailure>>,

@@ -89,7 +89,7 @@ pub(super) async fn start(call: &CallContext<'_>, arguments: StartArguments) -> 
         let (_, process) = call.process_session.start(start).await?;
         Ok::<_, ToolFailure>((process, slot))
     };
-    // Dropping the future cancels the start.
+    // Dropping the future cancels the start, or terminates a process that has started already.
     let (process, slot) = tokio::select! {
         started = starting => started?,
         why = call.cancelled() => return Err(failure!("{why}; nothing was started")),

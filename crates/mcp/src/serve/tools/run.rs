@@ -4,7 +4,7 @@
 //!  start ──▶ output … ──▶ exited ──▶ closed ──▶ answer
 //!    │            │          └──another process holds the streams──▶ terminate it after a second, answer with a note
 //!    │            └──timeout, cancelled, server shuts down──▶ terminate, the rest of the output, answer
-//!    └──cancelled──▶ nothing was started
+//!    └──cancelled──▶ cancel the start; terminate the command if it has started already
 //! ```
 //!
 //! A leftover process that does not hold the command's streams is not noticed here. It is killed when the MCP session ends, because it runs
@@ -107,7 +107,7 @@ pub(super) async fn run(call: &CallContext<'_>, arguments: RunArguments) -> Resu
     let start = executor.start(argv, arguments.cwd.as_deref(), arguments.env);
     let begun = Instant::now();
     let until = begun + Duration::from_millis(timeout);
-    // Dropping the future cancels the start.
+    // Dropping the future cancels the start, or terminates a process that has started already.
     let (client, process) = tokio::select! {
         started = call.process_session.start(start) => started?,
         why = call.cancelled() => return Err(failure!("{why}; nothing was started")),

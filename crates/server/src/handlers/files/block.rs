@@ -73,7 +73,7 @@ async fn read_block(
         let attached = is_attached.then(|| bytes.freeze());
         (wire::ReadBlockResult { chunk, eof: block.eof, hole }, attached)
     };
-    // If the block is in the page cache, read it here, without a worker thread.
+    // If the block is in the page cache and needs no base64, read it here, without a worker thread.
     if is_attached && let Some(block) = reading.read_block_now(&mut bytes.unfilled()[..len], offset) {
         return Ok(to_result(bytes, block));
     }

@@ -351,7 +351,7 @@ impl FileRequest {
         &self.context.peer.file_tasks
     }
 
-    /// Records a failed file operation if it was denied. Other failures did not come from the file system.
+    /// Records a failed file operation if it was denied. Other failures are only returned.
     fn task_failure(&self, failure: Failure) -> Failure {
         if let Failure::File(_) = failure { self.record_if_denied(failure) } else { failure }
     }

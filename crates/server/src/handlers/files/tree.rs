@@ -22,7 +22,7 @@ const DETAILED_ENTRIES: usize = limits::VALUES / 16;
 /// JSON values of an answer besides its entries: envelope, result, list and the applied sandbox.
 const ENVELOPE_VALUES: usize = 16;
 
-/// Maximum entries of one answer with details and owners, for the same reason.
+/// Like [`DETAILED_ENTRIES`], for an answer with details and owners.
 const OWNED_ENTRIES: usize = limits::VALUES / 21;
 
 /// `fs/createDirectory`.

@@ -43,6 +43,7 @@ async fn read_file(
     };
     request.context.peer.outgoing.wait_for_room().await;
     let most = limits::FILE_BYTES as u64;
+    // The dialect `attached` attaches only blocks.
     let is_attached = request.context.peer.capabilities().binary;
     let mut reserved = SMALL_BYTES;
     let mut permits = None;
