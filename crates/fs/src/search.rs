@@ -23,6 +23,7 @@ use crate::{
     FileKind, Result, View,
     error::ErrorContext as _,
     patterns::{PATTERN_BYTES, PatternError},
+    read::refuse_proc,
     scan::{self, Scan, ScanAction, ScanCut, ScanFilter, ScanSummary},
     stop::{Stop, StopReason},
 };
@@ -105,7 +106,7 @@ pub struct SearchLine {
     pub text: Vec<u8>,
     /// Number of bytes of the line before `text`.
     pub skipped: usize,
-    /// Length of the whole line in bytes.
+    /// Length of the whole line in bytes, without its line ending.
     pub bytes: usize,
     /// Ranges of the matches in `text`. Empty for a context line.
     pub spans: Vec<(usize, usize)>,
@@ -187,6 +188,7 @@ pub fn search(
         let scan = Scan::new(view, root, path, &filter, stop).context("search", path)?;
         scan.run(|entry, summary| search.visit(entry, path, summary))
     } else {
+        refuse_proc(root.as_fd()).context("search", path)?;
         let mut summary = ScanSummary::default();
         search.file(root, path, &mut summary);
         summary

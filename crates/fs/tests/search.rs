@@ -186,14 +186,15 @@ fn links_fifos_and_kernel_files_are_not_followed_and_do_not_block() {
     let (lines, outcome) = find(dir.path(), "needle");
     assert_eq!(names(&dir, &lines), ["here"]);
     assert_eq!((outcome.scan.special, outcome.scan.error_count), (1, 0));
-    // A root on /proc is not entered, and a FIFO as the root is refused. Neither blocks.
+    // A directory of /proc is not entered. A file of /proc or a FIFO is refused. None of them blocks.
     let (lines, outcome) = find(Path::new("/proc/self"), "a");
     assert_eq!((lines.len(), outcome.scan.special, outcome.files), (0, 1, 0));
-    let fifo = dir.path().join("fifo");
     let pattern = SearchPattern::new("x", PatternOptions::default()).unwrap();
-    let request = SearchRequest { path: &fifo, pattern: &pattern, filter: &filter(), limits: &limits() };
-    let refused = search::search(&View::everything(), request, &Stop::new(), &mut |_| ControlFlow::Continue(()));
-    assert_eq!(refused.unwrap_err().category(), ErrorCategory::NotRegular);
+    for path in [&dir.path().join("fifo"), Path::new("/proc/self/environ")] {
+        let request = SearchRequest { path, pattern: &pattern, filter: &filter(), limits: &limits() };
+        let refused = search::search(&View::everything(), request, &Stop::new(), &mut |_| ControlFlow::Continue(()));
+        assert_eq!(refused.unwrap_err().category(), ErrorCategory::NotRegular, "{path:?}");
+    }
 }
 
 #[test]
