@@ -10,7 +10,8 @@ use crate::{frame, limits, message, tolerant::null_default};
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ClientCapabilities {
-    /// The client acknowledges output with `process/ack`. The server sends it at most `ackWindowBytes` beyond the last acknowledgement.
+    /// The client acknowledges output with `process/ack`. Of each process, the server sends at most `ackWindowBytes` beyond the last
+    /// acknowledgement.
     #[serde(default, deserialize_with = "null_default")]
     pub ack: bool,
     /// The client understands the notification `process/gap`.
@@ -19,7 +20,7 @@ pub struct ClientCapabilities {
     /// The server may execute the client's requests in any order. If false, the effects of requests begin in the order of arrival.
     #[serde(default, deserialize_with = "null_default")]
     pub concurrent: bool,
-    /// Binary dialects that the client speaks (`binary`, `attached`), in order of preference.
+    /// Binary dialects that the client speaks (`binary`, `attached`). Their order has no meaning.
     #[serde(default, deserialize_with = "null_default")]
     pub dialects: Vec<String>,
 }
@@ -82,9 +83,9 @@ pub struct ServerCapabilities {
     pub list_pages: bool,
     /// The server implements `process/subscribe` and `process/unsubscribe`.
     pub subscribe: bool,
-    /// `process/subscribe` and `process/read` accept `fromSeq`, which marks a reader that follows a process of another session. If the
-    /// process would block and no client is attached to its session, output that all such readers have taken is freed. `process/read`
-    /// reports in `blocked` why a process is blocked.
+    /// A reader can follow a process of another session: it subscribes with `hold`, or reads with `fromSeq`. Both methods accept
+    /// `fromSeq`. If the process would block and no client is attached to its session, output that all such readers have taken is freed.
+    /// `process/read` reports in `blocked` why a process is blocked.
     pub follow: bool,
     /// `initialize` accepts `ttlMs` and returns the granted value.
     pub ttl: bool,

@@ -137,6 +137,6 @@ pub struct OutputDeltaParams {
 pub struct ExitedParams {
     /// Name of the process.
     pub process_id: ProcessId,
-    /// Exit status, or 128 + n if signal n ended the process.
+    /// Exit status, or 128 + n if signal n ended the process. -1 if the server's holder process died.
     pub exit_code: i32,
 }

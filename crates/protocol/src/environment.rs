@@ -4,12 +4,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::capabilities::EnvironmentCapabilities;
 
-/// Result of `environment/info`. Directories are `file:` URIs, except for `searchPath` and the path of the shell.
+/// Result of `environment/info`. Directories are `file:` URIs. `searchPath` and the path of the shell are native.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct InfoResult {
-    /// Shell of the server's user. Older servers may omit it.
+    /// `SHELL` of the server's environment, else `/bin/sh`. Older servers may omit it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shell: Option<Shell>,
     /// Default working directory of processes: the first root of the caller's token, else the server's own working directory.

@@ -13,7 +13,7 @@ pub const METHOD_NOT_FOUND: i64 = -32601;
 pub const INVALID_PARAMS: i64 = -32602;
 /// The request failed on the server.
 pub const INTERNAL: i64 = -32603;
-/// The file, or the open file handle, does not exist.
+/// The file, or the `handleId`, does not exist.
 pub const NOT_FOUND: i64 = -32004;
 /// The session cannot be attached now: another connection is attached, or the session is being adopted. Clients of generation H retry on
 /// this code.

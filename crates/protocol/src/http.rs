@@ -31,7 +31,8 @@ pub struct RequestParams {
     /// How to handle a redirect. Default: `follow`.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "RedirectPolicy::is_follow")]
     pub redirect_policy: RedirectPolicy,
-    /// Name of the request, chosen by the client. It identifies the stream in the notifications and in `http/cancel`.
+    /// Name of the request, chosen by the client. It identifies the stream in the notifications, and the request in
+    /// `http/cancel`.
     pub request_id: String,
     /// Stream the response body: it comes in `http/request/bodyDelta` notifications after the result. Default: false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]

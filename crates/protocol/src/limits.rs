@@ -1,4 +1,4 @@
-//! All limits of the protocol and of the server's queues.
+//! All limits of the protocol and of the server's queues. Some are only defaults, which flags of `serve` change.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ pub const REQUESTS_WAITING_BYTES: usize = 64 * MIB;
 /// Number of write ids that the server remembers per process.
 pub const REMEMBERED_WRITES: usize = 4096;
 
-/// Sessions of one server. Each session with processes has its own holder process.
+/// Sessions of one server. Each session with running processes has its own holder process.
 pub const SESSIONS: usize = 4096;
 
 /// Running processes of one session. Together with the closed processes that are kept, they fit the process table of a holder.
@@ -68,7 +68,7 @@ pub const KEPT_ARGV_BYTES: usize = 32 * KIB;
 /// Maximum bytes of text in one result of `process/list`. Below 16 MiB, the largest frame that a client of the reference accepts.
 pub const LIST_BYTES: usize = 8 * MIB;
 
-/// How long a closed process stays readable.
+/// How long an attached session keeps a closed process after its client got all output. A resume restarts the time.
 pub const CLOSED_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// For a client without capabilities: how long a process id stays in use after `process/closed`.
@@ -86,7 +86,7 @@ pub const SESSION_TTL_MAX: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// A resume without `takeover` succeeds if the connection that is attached stays silent for this long.
 pub const TAKEOVER_SILENCE: Duration = Duration::from_secs(2);
 
-/// After a resume without capabilities: how long the server waits for the client's first `process/read` of a process before it pushes
+/// After a resume without the capability `ack`: how long the server waits for the client's first `process/read` of a process before it pushes
 /// events.
 pub const CATCH_UP_WAIT: Duration = Duration::from_secs(1);
 
@@ -94,8 +94,8 @@ pub const CATCH_UP_WAIT: Duration = Duration::from_secs(1);
 /// 90 MiB.
 pub const ERROR_TEXT_BYTES: usize = 512;
 
-/// What an event counts in a log beside its output, in bytes. Where a limit depends on the room in a log, each event counts this much more
-/// than its output: small events fill a log with little output.
+/// Bytes that an event counts in a log beside its output. Limits that depend on the room in a log include them, because small events fill a
+/// log with little output.
 pub const EVENT_OVERHEAD: u64 = 32;
 
 /// The part of a log that stays readable after it was taken: one log segment. Each event counts [`EVENT_OVERHEAD`] more than its output.
@@ -117,11 +117,11 @@ pub const ANSWERS_WAITING: usize = 8192;
 /// Bytes of answers queued for a peer that does not read them.
 pub const ANSWERS_WAITING_BYTES: usize = 64 * MIB;
 
-/// Unanswered requests of one connection. Further requests get the error `overloaded`. Control requests (terminate, signal, close, status)
-/// are refused only at twice this number.
+/// Unanswered requests of one connection. Further requests get the error `overloaded`. Control requests
+/// ([`Class::Control`](crate::method::Class::Control)) are refused only at twice this number.
 pub const REQUESTS_UNANSWERED: usize = 8 * STARTS_WAITING;
 
-/// Maximum raw bytes of a file in one `fs/readFile` or `fs/writeFile`: as much as fits into [`MESSAGE_BYTES`] in base64.
+/// Maximum raw bytes of a file in one `fs/readFile` or `fs/writeFile`. Its base64 fits into [`MESSAGE_BYTES`].
 pub const FILE_BYTES: usize = 64 * MIB;
 
 /// Maximum raw bytes of one `fs/readBlock` or `fs/writeBlock`, as in the reference.
@@ -134,10 +134,10 @@ pub const OPEN_FILES: usize = 128;
 /// Maximum bytes of a `handleId`.
 pub const HANDLE_ID_BYTES: usize = 32;
 
-/// Maximum entries in one result of `fs/readDirectory` or `fs/walk`.
+/// Maximum entries in one result of `fs/readDirectory` without `details`, of `fs/walk` or of `fs/glob`.
 pub const DIRECTORY_ENTRIES: usize = 50_000;
 
-/// File operations of all sessions that run at the same time, each on its own thread. Others wait.
+/// File operations of all sessions that run at the same time, and so the maximum number of their threads. Others wait.
 pub const FILE_JOBS: usize = 64;
 
 /// File operations of one session that run at the same time. Less than `FILE_JOBS`, so that a disk that hangs for one session leaves

@@ -17,7 +17,7 @@ use crate::{
 
 pub use scan::ScanError;
 
-/// Id of the error that answers a message whose own id cannot be read.
+/// Id of the error that answers a malformed message, or a notification that the server refuses.
 pub const MALFORMED_ID: RequestId = RequestId::Number(-1);
 
 /// Id of a request. The answer carries it unchanged.
@@ -155,7 +155,7 @@ pub enum DecodeError {
         /// Name of the member.
         member: &'static str,
     },
-    /// The message is neither a request, a notification, a result nor an error.
+    /// The message lacks `method`, `result` and `error`, or it is an answer without `id`.
     #[error("the message lacks the member `{member}`")]
     Missing {
         /// Name of the missing member.

@@ -164,7 +164,7 @@ pub enum Class {
     /// Takes effect in order of arrival, unless the client announced `concurrent`. Once its effect has begun, it does not delay other
     /// requests while it waits.
     Ordered,
-    /// Handled at once, never behind other requests. Refused only at twice the limit of unanswered requests.
+    /// Handled at once. Waits for no other request except the start of its process. Refused only at twice the limit of unanswered requests.
     Control,
 }
 

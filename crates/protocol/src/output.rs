@@ -24,7 +24,7 @@ impl EscapedId {
         Self(text.into_boxed_slice())
     }
 
-    /// For events of a subscription, which may be for a process of another session.
+    /// For events of a subscription, which is always to a process of another session.
     #[must_use]
     pub fn with_session(process: &ProcessId, session: &SessionId) -> Self {
         let mut text = Self::new(process).0.into_vec();

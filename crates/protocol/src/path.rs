@@ -37,7 +37,7 @@ pub enum PathError {
     /// The URI has a query or a fragment.
     #[error("a `file:` URI must not have a query or a fragment")]
     QueryOrFragment,
-    /// The URI has a host or a drive letter, so it is a path of another platform.
+    /// The URI names another host or has a drive letter.
     #[error("the `file:` URI names a path that is foreign to this host")]
     Foreign,
     /// The URI has broken percent-encoding, contains a backslash, or has no absolute path.

@@ -100,7 +100,7 @@ pub enum Cause {
     IdleTimeout,
     /// `process/terminate` ended the process.
     Terminated,
-    /// The kernel killed the process because it ran out of memory.
+    /// The kernel's OOM killer killed the process.
     Oom,
     /// The server's holder process died and its children died with it. The exit status is unknown; `exitCode` is -1.
     Lost,

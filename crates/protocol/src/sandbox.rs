@@ -195,14 +195,14 @@ struct UntaggedFileSystem {
     glob_scan_max_depth: Option<usize>,
 }
 
+// With `remote = "Self"`, the derives generate the functions `Profile::serialize` and `Profile::deserialize` for the form with a `type`, and
+// leave the traits to the next two impls, which call these functions.
 impl Serialize for Profile {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         Self::serialize(self, serializer)
     }
 }
 
-// With `remote = "Self"`, the derives generate the functions `Profile::serialize` and `Profile::deserialize` for the form with a `type`, and
-// leave the traits to these impls.
 impl<'de> Deserialize<'de> for Profile {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = serde_json::Value::deserialize(deserializer)?;

@@ -61,7 +61,7 @@ impl TypeVisitor for SchemaWriter<'_> {
 
 fn method_schema(info: &MethodInfo, generator: &mut SchemaGenerator) -> Value {
     let params = info.method.visit_params(SchemaWriter { generator, has_sandbox: false });
-    // `process/start` also has this member, but reports its sandbox in another form.
+    // `process/start` and `http/request` also have this member. The result type of the first has its own `sandbox`; that of the second none.
     let has_sandbox = info.family == Family::Filesystem && params.pointer("/properties/sandbox").is_some();
     let result = info.method.visit_result(SchemaWriter { generator, has_sandbox });
     let scope = info.scope.map(Scope::as_str);

@@ -12,7 +12,7 @@ const NAMES: [&str; 31] = [
 /// Other names of some signals.
 const ALIASES: [(&str, i32); 3] = [("IOT", 6), ("CLD", 17), ("POLL", 29)];
 
-/// The first realtime signal that a program may use. libc reserves 32 and 33.
+/// The first realtime signal that a program may use. glibc reserves 32 and 33.
 const RTMIN: i32 = 34;
 /// The last realtime signal.
 const RTMAX: i32 = 64;

@@ -87,7 +87,7 @@ pub struct ScanParams {
     /// Apply `.gitignore`, `.ignore` and `.git/info/exclude`, and skip `.git`. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ignore_rules: Option<bool>,
-    /// Maximum number of levels below `path`, at most 256. Default: 64.
+    /// Maximum number of levels below `path`, at most 256. With 1, only the entries of `path` are examined. Default: 64.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_depth: Option<u64>,
     /// Maximum number of directory entries to examine, at most 1,000,000, which is also the default.

@@ -58,7 +58,8 @@ pub struct ReadDirectoryParams {
     /// The directory.
     #[serde(flatten)]
     pub file: FileTarget,
-    /// List every entry, including broken links and special files, sorted by name, with `kind` and the other details. Default: false.
+    /// List broken links too, leave out unfinished files of this server, sort by name, and include `kind` and the other details. Default:
+    /// false.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub details: bool,
     /// With `details`: include `owner` of each entry. Default: false.

@@ -25,7 +25,7 @@ pub struct WalkParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WalkOptions {
-    /// Maximum number of levels below `path`, at most 64.
+    /// Maximum number of levels below `path` whose directories are read, at most 64. With 0, only `path` is read.
     pub max_depth: u64,
     /// Maximum number of directories to read, including `path`, at most 10,000.
     pub max_directories: u64,

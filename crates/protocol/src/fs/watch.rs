@@ -51,7 +51,8 @@ pub struct WatchResult {
     pub handle_id: String,
     /// Number of directories that are watched.
     pub directories: u64,
-    /// Number of directories that are not watched, because of a limit of this server or of its host.
+    /// How often since `fs/watch` a directory could not be watched, because of `maxDirectories`, another limit or an error. Directories below
+    /// it are not counted.
     pub unwatched: u64,
 }
 
@@ -84,7 +85,8 @@ pub struct WatchNextResult {
     pub overflow: bool,
     /// More changes are ready. Ask again at once.
     pub more: bool,
-    /// Number of directories that are not watched, because of a limit of this server or of its host.
+    /// How often since `fs/watch` a directory could not be watched, because of `maxDirectories`, another limit or an error. Directories below
+    /// it are not counted.
     pub unwatched: u64,
     /// Why the watch has ended. Null while it is active.
     pub ended: Option<WatchEnd>,

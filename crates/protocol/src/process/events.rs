@@ -78,8 +78,8 @@ pub struct ClosedParams {
     /// Total output bytes that the process wrote. Older servers omit it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_bytes: Option<u64>,
-    /// Output bytes that were dropped by `dropOldest`, or freed because all readers that follow the process had taken them. Older servers
-    /// omit it.
+    /// Output bytes that were freed although the session's own client had not taken them; see `droppedBytes` of `process/list`. Older
+    /// servers omit it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dropped_bytes: Option<u64>,
 }
@@ -120,8 +120,8 @@ pub struct ChannelParams {
 pub struct AckParams {
     /// Name of the process.
     pub process_id: ProcessId,
-    /// Session of the process, if the events come from a subscription. Only the acknowledgements of the session's owner and of subscribers
-    /// with `hold` decide which output is kept.
+    /// Session of the process, if the events come from a subscription. Only the acknowledgements of the session's own client and of
+    /// subscribers with `hold` decide which output is kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
     /// The highest sequence number that the client has consumed. It includes all lower ones.

@@ -34,7 +34,7 @@ pub struct StartParams {
     /// Run the process on a terminal.
     #[serde(default, deserialize_with = "null_default")]
     pub tty: bool,
-    /// Give the process a writable stdin without a terminal. Otherwise its stdin is `/dev/null`.
+    /// For a process without a terminal: give it a writable stdin. Otherwise its stdin is `/dev/null`.
     #[serde(default, deserialize_with = "null_default")]
     pub pipe_stdin: bool,
     /// The value that the program sees as `argv[0]`, if it differs from the program's path.
@@ -52,7 +52,7 @@ pub struct StartParams {
     /// Kill the process and everything it started after this many milliseconds without output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_timeout_ms: Option<u64>,
-    /// Behavior when output is not taken and the log is full. Default: `block`.
+    /// Behavior when output is not taken and the log is full. Default: `block`, unless the server is configured otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overflow: Option<Overflow>,
     /// Forget the process automatically when it has closed and no reader needs its log.

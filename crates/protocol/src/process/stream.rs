@@ -69,9 +69,10 @@ pub struct ReadChunk {
 pub struct ReadEnd {
     /// Where to continue: pass `nextSeq - 1` as `afterSeq` of the next read.
     pub next_seq: u64,
-    /// Whether the process has exited.
+    /// Whether the process has exited. If the server cut this result, it reports the process as running and not closed, so that the client
+    /// reads again.
     pub exited: bool,
-    /// Exit status, or 128 + n if signal n ended the process. Null while it runs.
+    /// Exit status, or 128 + n if signal n ended the process. -1 if the status is lost. Null while `exited` is false.
     pub exit_code: Option<i32>,
     /// Whether the process has exited and all of its output is in the log.
     pub closed: bool,
