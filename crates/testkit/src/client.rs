@@ -423,11 +423,6 @@ impl Client {
         assert_eq!(self.ok("environment/status", json!({})), json!({"status": "ready"}));
     }
 
-    /// Starts a `cat`, which echoes its input.
-    pub fn start_cat(&mut self, id: &str) {
-        self.ok("process/start", with(start_params(id, &["cat"]), json!({"pipeStdin": true})));
-    }
-
     /// Starts a process, which must succeed, and collects it to its end.
     pub fn run_params(&mut self, params: Value) -> Ended {
         let id = params["processId"].as_str().expect("an id").to_owned();

@@ -41,7 +41,7 @@ pub use exec_server_chaos::Way;
 pub use fifo::{fifo, release};
 pub use http::{Reply, exchange, http, http_unix};
 pub use message_proxy::{MessageProxy, Side, Verdict};
-pub use params::{modern, piped, process, sh, start_params, tty, with, write_params};
+pub use params::{cat, modern, piped, process, sh, start_params, tty, with, write_params};
 pub use processes::{
     Stopped, descendants, is_alive, kill, marked, resident, send_signal, stop, wait_gone, wait_pid_gone,
 };

@@ -32,6 +32,11 @@ pub fn piped(id: &str, script: &str) -> Value {
     with(sh(id, script), json!({"pipeStdin": true}))
 }
 
+/// Params of a `cat`, which echoes its input.
+pub fn cat(id: &str) -> Value {
+    with(start_params(id, &["cat"]), json!({"pipeStdin": true}))
+}
+
 /// Params of a shell on a terminal.
 pub fn tty(id: &str, script: &str) -> Value {
     with(sh(id, script), json!({"tty": true}))

@@ -65,6 +65,12 @@ impl Terminal {
         read_until(&mut self.keyboard, text)
     }
 
+    /// Types keys and waits for a text on the screen.
+    pub fn exchange(&mut self, keys: &[u8], text: &str) -> String {
+        self.keys(keys);
+        self.see(text)
+    }
+
     /// Whether the terminal is in raw mode: no line editing and no echo.
     pub fn is_raw(&self) -> bool {
         let modes = tcgetattr(&self.slave).expect("read the modes").local_modes;

@@ -263,6 +263,13 @@ impl TestServer {
         (server, client)
     }
 
+    /// Like [`with_client`](Self::with_client), with a process that the client has started.
+    pub fn with_process(params: Value) -> (Self, Client) {
+        let (server, mut client) = Self::with_client();
+        client.start(params);
+        (server, client)
+    }
+
     /// A started server and a client that has not called `initialize`.
     pub fn with_connection() -> (Self, Client) {
         let server = Self::start();
@@ -403,7 +410,7 @@ impl TestServer {
         self.wait();
     }
 
-    /// Starts a server again with the same state directory, arguments and port.
+    /// Kills the server if it runs, and starts it again with the same state directory, arguments and port.
     pub fn restart(&mut self) {
         if self.started.child.try_wait().expect("wait for the server").is_none() {
             self.kill();

@@ -237,7 +237,7 @@ pub(super) struct BareSpawner {
 impl BareSpawner {
     pub(super) fn start() -> Result<Self> {
         let mut command = Command::new(records::program()?);
-        command.args(["child", "bare"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(["bare"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = OwnedChild(command.spawn()?);
         let stdin = child.stdin.take().context("standard input is a pipe")?;
         let stdout = BufReader::new(child.stdout.take().context("standard output is a pipe")?);

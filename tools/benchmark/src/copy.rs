@@ -7,8 +7,7 @@ use crate::prelude::*;
 use exec_server_harness::{Random, file_tree};
 
 pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
-    let setup = Setup::new(&setting.binary)?;
-    let server = setup.start()?;
+    let (setup, server) = Setup::started(&setting.binary)?;
     let bench = CopyBench { binary: &setting.binary, url: &server.address.url, folder: setup.scratch() };
     let mut rows = bench.large(setting)?;
     rows.extend(bench.tree(setting)?);

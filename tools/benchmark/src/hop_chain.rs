@@ -66,7 +66,7 @@ impl Drop for RelayChain {
 fn relay(input: OwnedFd, more: u32, end: ChainEnd) -> Result<Child> {
     let end = if end == ChainEnd::Pipe { "pipe" } else { "terminal" };
     let mut command = Command::new(records::program()?);
-    command.args(["child", "hop", &more.to_string(), end]);
+    command.args(["hop", &more.to_string(), end]);
     command.stdin(input).stdout(Stdio::null()).spawn().context("start a relay")
 }
 

@@ -53,14 +53,7 @@ struct BenchCommand {
     #[command(flatten)]
     options: BenchOptions,
     #[command(subcommand)]
-    hidden: Option<HiddenCommand>,
-}
-
-#[derive(clap::Subcommand)]
-enum HiddenCommand {
-    /// A program that a measurement starts as its child.
-    #[command(subcommand, hide = true)]
-    Child(ChildCommand),
+    child: Option<ChildCommand>,
 }
 
 #[derive(clap::Subcommand)]
@@ -144,9 +137,9 @@ const GROUPS: &[BenchGroup] = &[
 
 fn main() -> ExitCode {
     let command = BenchCommand::parse();
-    let outcome = match command.hidden {
-        Some(HiddenCommand::Child(ChildCommand::Bare)) => bare_spawn::serve(),
-        Some(HiddenCommand::Child(ChildCommand::Hop { more, end })) => hop_chain::hop(more, end),
+    let outcome = match command.child {
+        Some(ChildCommand::Bare) => bare_spawn::serve(),
+        Some(ChildCommand::Hop { more, end }) => hop_chain::hop(more, end),
         None => run(&command.options),
     };
     exit_code("bench", outcome.map(|()| ExitCode::SUCCESS))

@@ -8,8 +8,7 @@ use exec_server_workspace::packages;
 pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
     let (rounds, batch) = setting.pick((5, 20), (21, 50));
     let program = packages::mcp_python()?.join("mcp-server-time");
-    let setup = Setup::new(&setting.binary)?;
-    let server = setup.start()?;
+    let (setup, server) = Setup::started(&setting.binary)?;
     let mut direct = begin(&mut Command::new(&program))?;
     let mut through = Command::new(&setting.binary);
     through.args(["mcp", "bridge", "--connect", &server.address.url, "--"]).arg(&program);

@@ -39,8 +39,7 @@ fn cuts(setting: &FaultSetting) -> Result<Figures> {
 fn kills(setting: &FaultSetting) -> Result<Figures> {
     let wanted = setting.pick(4, 50, 1000);
     let mut random = setting.random("M1 kills");
-    let setup = Setup::new(&setting.binary)?;
-    let mut server = setup.start()?;
+    let (setup, mut server) = Setup::started(&setting.binary)?;
     let url = server.address.url.clone();
     let mut times = random.fork();
     let nemesis = |lanes: &Lanes| -> Result<(Server, u64)> {

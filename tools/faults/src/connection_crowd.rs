@@ -29,8 +29,7 @@ const FLOOR_MS: f64 = 20.0;
 
 pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let rounds = setting.pick(1, 3, 20);
-    let setup = Setup::new(&setting.binary)?;
-    let server = setup.start()?;
+    let (setup, server) = Setup::started(&setting.binary)?;
     let mut inside = Neighbour::new(&server.address)?;
     let before = measure(&mut inside)?;
     let level = ResourceLevel::of(server.pid());

@@ -20,8 +20,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let mut random = setting.random("C4");
     let (files, large_bytes) = (setting.pick(500, 10_000, 10_000), setting.pick(64 << 20, 2 << 30, 2 << 30));
     let wanted = setting.pick(8, 50, 1000);
-    let setup = Setup::new(&setting.binary)?;
-    let server = setup.start()?;
+    let (setup, server) = Setup::started(&setting.binary)?;
     let source = setup.scratch().join("source");
     file_tree::make(&source, files, large_bytes, &mut random)?;
     let mut lines = Vec::new();

@@ -49,7 +49,7 @@ impl Flood {
     pub(super) fn start(&self, wire: &mut WireClient) -> Result<()> {
         let program = records::program()?;
         let count = (self.bytes.unwrap_or(u64::MAX) / RECORD).to_string();
-        let argv = [&program, "child", "producer", &self.id.to_string(), &count];
+        let argv = [&program, "producer", &self.id.to_string(), &count];
         let mut params = wire::start(&self.name(), &argv);
         if self.policy == OverflowPolicy::DropOldest {
             params["overflow"] = json!("dropOldest");

@@ -17,8 +17,7 @@ const SPILLED_EVERY: u64 = 10;
 pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let wanted = setting.pick(12, 50, 500);
     let mut random = setting.random("F4");
-    let setup = Setup::new(&setting.binary)?;
-    let server = setup.start()?;
+    let (setup, server) = Setup::started(&setting.binary)?;
     // A first session opens what the server keeps for good.
     HolderRound { setup: &setup, server: &server, number: 0 }.killed(Duration::ZERO)?;
     let baseline = server::descriptors(server.pid());

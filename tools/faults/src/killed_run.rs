@@ -25,8 +25,7 @@ pub(super) fn child(id: u64, count: u64, gate: &str) -> Result<()> {
 pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let wanted = setting.pick(5, 50, 1000);
     let mut random = setting.random("C3");
-    let setup = Setup::new(&setting.binary)?;
-    let server = setup.start()?;
+    let (setup, server) = Setup::started(&setting.binary)?;
     let (mut bytes, mut ended) = (0, 0);
     for id in 1..=wanted {
         let gate = setup.scratch().join(format!("gate-{id}"));
@@ -83,7 +82,7 @@ impl LeftProgram<'_> {
     fn start_and_kill(&self, random: &mut Random) -> Result<()> {
         let (program, id, count) = (records::program()?, self.id.to_string(), self.count.to_string());
         let mut client = parallel_runs::run(self.binary, self.url)
-            .args(["--name", &self.name, "--", &program, "child", "gated", &id, &count, &self.gate])
+            .args(["--name", &self.name, "--", &program, "gated", &id, &count, &self.gate])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -41,8 +41,7 @@ fn deliver(setting: &FaultSetting, client: &'static str, read: ReadFn) -> Result
 }
 
 fn one(setting: &FaultSetting, client: &'static str, total: u64, read: ReadFn) -> Result<Figures> {
-    let setup = Setup::new(&setting.binary)?;
-    let server = setup.start()?;
+    let (setup, server) = Setup::started(&setting.binary)?;
     let before = setup.memory_kib();
     let (over, peak) = (AtomicBool::new(false), AtomicU64::new(before));
     let begun = Instant::now();

@@ -12,8 +12,7 @@ const RESUME_P99_MS: f64 = 300.0;
 pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let wanted = setting.pick(200, 1000, 20_000);
     let mut random = setting.random("F1");
-    let setup = Setup::new(&setting.binary)?;
-    let server = setup.start()?;
+    let (setup, server) = Setup::started(&setting.binary)?;
     let proxy = Proxy::start(server.address.socket, random.next(), plan)?;
     let address = server.address.through(proxy.address());
 

@@ -65,14 +65,7 @@ struct FaultsCommand {
     #[command(flatten)]
     options: FaultOptions,
     #[command(subcommand)]
-    hidden: Option<HiddenCommand>,
-}
-
-#[derive(clap::Subcommand)]
-enum HiddenCommand {
-    /// A program that a run starts as its child.
-    #[command(subcommand, hide = true)]
-    Child(ChildCommand),
+    child: Option<ChildCommand>,
 }
 
 #[derive(clap::Args)]
@@ -249,8 +242,8 @@ fn simulation(setting: &FaultSetting) -> Result<Vec<Figures>> {
 
 fn main() -> ExitCode {
     let command = FaultsCommand::parse();
-    let outcome = match command.hidden {
-        Some(HiddenCommand::Child(child)) => child.run().map(|()| true),
+    let outcome = match command.child {
+        Some(child) => child.run().map(|()| true),
         None => run(&command.options),
     };
     exit_code("faults", outcome.map(|passed| if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }))

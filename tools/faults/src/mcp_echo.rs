@@ -99,7 +99,7 @@ impl BridgeConversation {
     /// Starts a bridge and performs the MCP handshake through it.
     pub(super) fn begin(binary: &Path, url: &str, random: Random) -> Result<Self> {
         let program = records::program()?;
-        let mut client = McpClient::start(&mut bridge(binary, url, "5m", &[&program, "child", "mcp"]))?;
+        let mut client = McpClient::start(&mut bridge(binary, url, "5m", &[&program, "mcp"]))?;
         let server = client.initialize()?;
         let holder = u32::try_from(server["holder"].as_u64().context("no holder")?)?;
         Ok(Self { client, random, open: HashMap::new(), next_number: 1, holder, bytes: 0, times: Vec::new() })

@@ -147,7 +147,7 @@ impl ProducerLoad {
 
     fn start(&mut self, lane: usize) -> Result<()> {
         let lane = &self.lanes[lane];
-        let argv = [&self.program, "child", "producer", &lane.id.to_string(), &lane.count.to_string()];
+        let argv = [&self.program, "producer", &lane.id.to_string(), &lane.count.to_string()];
         let id = attached(&mut self.wire).send("process/start", &wire::start(&lane.process, &argv))?;
         self.starting.insert(id, lane.id);
         Ok(())

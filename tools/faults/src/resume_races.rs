@@ -14,8 +14,7 @@ const ATTACHED: i64 = -32010;
 pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let rounds = setting.pick(40, 500, 20_000);
     let mut random = setting.random("F17");
-    let setup = Setup::new(&setting.binary)?;
-    let server = setup.start()?;
+    let (setup, server) = Setup::started(&setting.binary)?;
     let file = setup.scratch().join("sink");
     let (wire, session) = stdin_writes::sink(&server.address, &file)?;
     drop(wire);

@@ -29,8 +29,7 @@ pub(super) fn kills(setting: &FaultSetting) -> Result<Vec<Figures>> {
     const PARALLEL: u64 = 4;
     let wanted = setting.pick(10, 200, 2000);
     let mut random = setting.random("C2");
-    let setup = Setup::new(&setting.binary)?;
-    let server = setup.start()?;
+    let (setup, server) = Setup::started(&setting.binary)?;
     let url = server.address.url.clone();
     let mut times = random.fork();
     let lane = |lanes: &Lanes, random| parallel_runs::lane(lanes, &setting.binary, &url, random);

@@ -19,8 +19,7 @@ const CLIENTS: u64 = 4;
 pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let operations = setting.pick(8_000, 200_000, 2_000_000);
     let at_least = Duration::from_secs(setting.pick(2, 60, 600));
-    let setup = Setup::new(&setting.binary)?;
-    let server = setup.start()?;
+    let (setup, server) = Setup::started(&setting.binary)?;
     let directories = RaceDirectories::new(&setup.scratch().join("ground"))?;
     let (is_over, done, swaps) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     let begun = Instant::now();

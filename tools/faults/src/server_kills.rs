@@ -14,8 +14,7 @@ const LANES: usize = 8;
 pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let wanted = setting.pick(40, 200, 2000);
     let mut random = setting.random("F2");
-    let setup = Setup::new(&setting.binary)?;
-    let mut server = setup.start()?;
+    let (setup, mut server) = Setup::started(&setting.binary)?;
     let mut load = ProducerLoad::new(random.fork(), LANES)?;
     load.attach(&server.address)?;
     let mut times = Vec::new();

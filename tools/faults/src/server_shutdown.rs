@@ -15,8 +15,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let wanted = setting.pick(5, 50, 500);
     let mut random = setting.random("F5");
-    let setup = Setup::new(&setting.binary)?;
-    let mut server = setup.start()?;
+    let (setup, mut server) = Setup::started(&setting.binary)?;
     let mut load = ProducerLoad::new(random.fork(), LANES)?;
     load.attach(&server.address)?;
     let (mut times, mut drains, mut deaf) = (Vec::new(), Vec::new(), 0);

@@ -38,8 +38,7 @@ struct SlowReaderOutcome {
 }
 
 fn one(setting: &FaultSetting, long: Duration) -> Result<SlowReaderOutcome> {
-    let setup = Setup::new(&setting.binary)?;
-    let server = setup.start()?;
+    let (setup, server) = Setup::started(&setting.binary)?;
     let quiet_setup = Setup::new(&setting.binary)?;
     let quiet_server = quiet_setup.start()?;
     let mut quiet = Neighbour::new(&quiet_server.address)?;
@@ -91,7 +90,7 @@ fn one(setting: &FaultSetting, long: Duration) -> Result<SlowReaderOutcome> {
 /// Receives what comes through the throttle, checks the numbers and acknowledges, like a live client.
 fn read_slowly(address: &ServerAddress, long: Duration, bytes: &AtomicU64) -> Result<()> {
     let (mut wire, _) = WireClient::open(address, &hello(None))?;
-    wire.start("flood", &[&records::program()?, "child", "flood", &u64::MAX.to_string()])?;
+    wire.start("flood", &[&records::program()?, "flood", &u64::MAX.to_string()])?;
     let (begun, mut seq) = (Instant::now(), 0);
     while begun.elapsed() < long {
         if let ServerMessage::Output(output) = wire.next_message()? {

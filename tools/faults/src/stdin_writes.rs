@@ -14,8 +14,7 @@ const WRITERS: u64 = 4;
 pub(super) fn killed_writer(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let kills = setting.pick(40, 300, 5000).div_ceil(WRITERS);
     let mut random = setting.random("F3");
-    let setup = Setup::new(&setting.binary)?;
-    let server = setup.start()?;
+    let (setup, server) = Setup::started(&setting.binary)?;
     let tallies = thread::scope(|scope| {
         let lanes: Vec<_> = (0..WRITERS)
             .map(|lane| {
@@ -59,7 +58,7 @@ pub(super) fn write_and_kill(
     for _ in 0..kills {
         let from = sent.iter().max().map_or(0, |number| number + 1);
         let mut child = Command::new(&program)
-            .args(["child", "writer", &address.url, &session, "sink", &from.to_string()])
+            .args(["writer", &address.url, &session, "sink", &from.to_string()])
             .args(again.iter().map(u64::to_string))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -102,8 +101,7 @@ fn check_blocks(seen: &HashMap<u64, u64>, sent: &HashSet<u64>, accepted: &HashSe
 pub(super) fn twice(setting: &FaultSetting) -> Result<Vec<Figures>> {
     const BATCH: u64 = 50;
     let writes = setting.pick(2000, 10_000, 1_000_000);
-    let setup = Setup::new(&setting.binary)?;
-    let server = setup.start()?;
+    let (setup, server) = Setup::started(&setting.binary)?;
     let file = setup.scratch().join("sink");
     let (mut owner, session) = sink(&server.address, &file)?;
     let (mut other, other_session) = WireClient::session(&server.address)?;

@@ -152,7 +152,7 @@ fn client_stops(setting: &FaultSetting, stop: Duration) -> Result<f64> {
     let stopped = StoppedServer::start(setting)?;
     let (program, id) = (records::program()?, 7_u64);
     let mut client = parallel_runs::run(&setting.binary, &stopped.server.address.url)
-        .args(["--", &program, "child", "producer", &id.to_string(), &COUNT.to_string()])
+        .args(["--", &program, "producer", &id.to_string(), &COUNT.to_string()])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -125,7 +125,7 @@ pub fn execute(run: &mut Command, job: RelayJob, watch: &RelayWatch) -> Result<R
     let id = job.id;
     let program = records::program()?;
     let mut child = run
-        .args(["--", &program, "child", "relay", &id.to_string()])
+        .args(["--", &program, "relay", &id.to_string()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -56,6 +56,13 @@ impl Setup {
         })
     }
 
+    /// Like [`new`](Self::new), with the server started.
+    pub fn started(binary: &Path) -> Result<(Self, Server)> {
+        let setup = Self::new(binary)?;
+        let server = setup.start()?;
+        Ok((setup, server))
+    }
+
     /// Adds an argument of `serve`.
     pub fn arg(mut self, arg: &str) -> Self {
         self.extra.push(arg.to_owned());

@@ -164,7 +164,7 @@ impl WireClient {
 
     /// Starts the child mode `producer` of this program.
     pub fn start_producer(&mut self, process: &str, id: u64, count: u64) -> anyhow::Result<()> {
-        let argv = [&records::program()?, "child", "producer", &id.to_string(), &count.to_string()];
+        let argv = [&records::program()?, "producer", &id.to_string(), &count.to_string()];
         self.start(process, &argv)?;
         Ok(())
     }

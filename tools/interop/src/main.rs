@@ -35,14 +35,7 @@ struct InteropCommand {
     #[command(flatten)]
     options: InteropOptions,
     #[command(subcommand)]
-    hidden: Option<HiddenCommand>,
-}
-
-#[derive(clap::Subcommand)]
-enum HiddenCommand {
-    /// A program that a part starts as its child.
-    #[command(subcommand, hide = true)]
-    Child(ChildCommand),
+    child: Option<ChildCommand>,
 }
 
 #[derive(clap::Subcommand)]
@@ -103,8 +96,8 @@ const fn part(
 
 fn main() -> ExitCode {
     let command = InteropCommand::parse();
-    let outcome = match command.hidden {
-        Some(HiddenCommand::Child(ChildCommand::Relay { id })) => relay::child(id),
+    let outcome = match command.child {
+        Some(ChildCommand::Relay { id }) => relay::child(id),
         None => run(&command.options),
     };
     exit_code("interop", outcome.map(|()| ExitCode::SUCCESS))

@@ -31,7 +31,6 @@ fn interrupt(world: &mut World, args: &[&str], target: &Path) {
     wait_for("a part of a file", || target.is_dir() && hidden(target).iter().any(is_part));
     child.kill().expect("kill it");
     child.wait().expect("it ends");
-    world.server.kill();
     world.server.restart();
 }
 

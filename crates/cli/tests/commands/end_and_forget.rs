@@ -155,8 +155,7 @@ fn run_with_rm_is_forgotten_on_a_server_after_the_keys_left_it() {
     let args = ["run", "-it", "--rm", "--name", "work", "--connect", url, "--", "sh", "-c", program];
     let (mut terminal, mut child) = Terminal::with(24, 80, home.command(&args));
     terminal.see("ready\r\n");
-    terminal.keys(b"\x1d\x1d");
-    terminal.see("left `work` running");
+    terminal.exchange(b"\x1d\x1d", "left `work` running");
     assert_eq!(end_of(&mut child).code(), Some(0));
     home.ok(&["kill", "-9", "--connect", url, "work"]);
     wait_for("it to be forgotten", || home.json(&["ps", "--json", "--connect", url]) == json!([]));

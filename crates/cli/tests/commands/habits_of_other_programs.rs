@@ -57,8 +57,7 @@ fn run_takes_the_flags_of_docker() {
     assert_eq!(home.run(&["run", "--timeout", "1", "--", "sleep", "1000"]).status.code(), Some(124), "one second");
     let script = "test -t 0 && read x; echo \"<$x>\"";
     let (mut terminal, mut child) = Terminal::with(24, 80, home.command(&["run", "-it", "--", "sh", "-c", script]));
-    terminal.keys(b"hello\r");
-    terminal.see("<hello>\r\n");
+    terminal.exchange(b"hello\r", "<hello>\r\n");
     assert_eq!(end_of(&mut child).code(), Some(0));
 }
 

@@ -327,8 +327,7 @@ fn a_question_is_asked_on_a_terminal_and_declined_elsewhere() {
 
     let mut child = terminal.start(user.home.command(&args));
     terminal.see("name, text:");
-    terminal.keys(b"\x04");
-    terminal.see("{\"action\":\"decline\"}");
+    terminal.exchange(b"\x04", "{\"action\":\"decline\"}");
     assert_eq!(end_of(&mut child).code(), Some(0));
 }
 

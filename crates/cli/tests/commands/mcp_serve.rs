@@ -505,7 +505,6 @@ fn a_killed_server_costs_nothing_and_one_that_forgets_costs_only_what_it_forgot(
     let (home, mut server) = (Home::new(), TestServer::start());
     let mut mcp = Mcp::start(&home, &["--connect", server.url()]);
     mcp.ok("start_process", json!({"command": "while read x; do echo \"got $x\"; done"}));
-    server.kill();
     server.restart();
     mcp.ok("write_stdin", json!({"process_id": "p1", "text": "one\n"}));
     let read = mcp.ok("read_output", json!({"process_id": "p1", "wait_ms": 10_000}));

@@ -32,14 +32,12 @@ fn a_run_on_a_server_has_the_whole_terminal_and_restores_it() {
     let mut child = terminal.start(home.command(&["run", "-t", "--connect", server.url(), "--", "sh", "-c", SHOW]));
     terminal.see("ready\r\n");
     assert!(terminal.is_raw());
-    terminal.keys(b"one\r");
-    terminal.see("33 44\r\n<one>\r\n");
+    terminal.exchange(b"one\r", "33 44\r\n<one>\r\n");
     terminal.resize(55, 66);
     // The terminal is not our controlling terminal, so the kernel sends no SIGWINCH.
     signal(child.id(), Signal::WINCH);
     wait_for_size(&mut terminal, "55 66", "again");
-    terminal.keys(b"end\r");
-    terminal.see("<end>\r\n");
+    terminal.exchange(b"end\r", "<end>\r\n");
     assert_eq!(end_of(&mut child).code(), Some(5));
     assert!(!terminal.is_raw(), "given back");
 }
@@ -50,8 +48,7 @@ fn control_characters_belong_to_the_program() {
     let program = "trap 'echo interrupted; exit 4' INT; echo ready; while :; do sleep 0.02; done";
     let (mut terminal, mut child) = run_in_terminal(&home, &server, program);
     terminal.see("ready\r\n");
-    terminal.keys(b"\x03");
-    terminal.see("interrupted\r\n");
+    terminal.exchange(b"\x03", "interrupted\r\n");
     assert_eq!(end_of(&mut child).code(), Some(4));
 }
 
@@ -62,10 +59,8 @@ fn the_keys_leave_a_run_and_attach_returns_to_it() {
     let args = ["run", "-t", "--name", "work", "--connect", url, "--", "sh", "-c", SHOW];
     let (mut terminal, mut child) = Terminal::with(24, 80, home.command(&args));
     terminal.see("ready\r\n");
-    terminal.keys(b"first\r");
-    terminal.see("<first>\r\n");
-    terminal.keys(DETACH);
-    terminal.see("left `work` running");
+    terminal.exchange(b"first\r", "<first>\r\n");
+    terminal.exchange(DETACH, "left `work` running");
     assert_eq!(end_of(&mut child).code(), Some(0));
     assert!(!terminal.is_raw());
 
@@ -76,8 +71,7 @@ fn the_keys_leave_a_run_and_attach_returns_to_it() {
     assert!(terminal.is_raw());
     wait_for_size(&mut terminal, "30 100", "second");
     // A single detach key is passed to the program.
-    terminal.keys(b"\x1dend\r");
-    terminal.see("<\x1dend>\r\n");
+    terminal.exchange(b"\x1dend\r", "<\x1dend>\r\n");
     terminal.keys(b"end\r");
     assert_eq!(end_of(&mut child).code(), Some(5));
     assert!(!terminal.is_raw());
@@ -89,8 +83,7 @@ fn a_single_detach_key_is_passed_on_also_when_no_other_follows() {
     let program = "stty raw -echo; echo ready; head -c 1 | od -An -tx1; exit 7";
     let (mut terminal, mut child) = run_in_terminal(&home, &server, program);
     terminal.see("ready");
-    terminal.keys(b"\x1d");
-    terminal.see("1d");
+    terminal.exchange(b"\x1d", "1d");
     assert_eq!(end_of(&mut child).code(), Some(7));
 }
 
@@ -102,8 +95,7 @@ fn attach_detaches_by_keys_and_by_signals_and_the_process_continues() {
         let (mut terminal, mut child) = Terminal::with(24, 80, home.command(&["attach", "work"]));
         terminal.see("attached to `work`; press Ctrl-] twice to leave it running");
         terminal.see("ready\r\n");
-        terminal.keys(b"hello\r");
-        terminal.see("<hello>\r\n");
+        terminal.exchange(b"hello\r", "<hello>\r\n");
         assert!(terminal.is_raw());
         let code = if round == 0 {
             terminal.keys(DETACH);
@@ -148,8 +140,7 @@ fn a_suspended_client_restores_the_terminal_until_it_continues() {
     assert!(!terminal.is_raw());
     signal(child.id(), Signal::CONT);
     wait_for("it to go on", || terminal.is_raw());
-    terminal.keys(b"end\r");
-    terminal.see("<end>\r\n");
+    terminal.exchange(b"end\r", "<end>\r\n");
     assert_eq!(end_of(&mut child).code(), Some(5));
     assert!(!terminal.is_raw());
 }
@@ -230,8 +221,7 @@ fn a_cut_is_shown_on_the_last_row_and_the_screen_is_drawn_again_afterwards() {
         assert!(!seen.contains("connected again"), "no line of ours is in the program's picture: {seen:?}");
         // The program got two sizes; the second one is ours.
         wait_for_size(&mut terminal, "24 80", "again");
-        terminal.keys(b"end\r");
-        terminal.see("<end>\r\n");
+        terminal.exchange(b"end\r", "<end>\r\n");
         assert_eq!(end_of(&mut child).code(), Some(5));
     }
 }

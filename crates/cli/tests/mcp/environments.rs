@@ -189,7 +189,6 @@ fn a_restarted_executor_is_not_noticed() {
     let manager = Manager::new(place.settings(config), hosts);
     bounded(async {
         let before = data(&manager, "pid", json!({})).await;
-        server.kill();
         server.restart();
         assert_eq!(data(&manager, "pid", json!({})).await, before, "the same process, and nobody was told");
         let gone = call(&manager, "sleep", json!({"ms": 10})).await.expect("call");

@@ -106,7 +106,6 @@ impl Story {
 
     /// Kills the server with SIGKILL and starts another.
     fn restart(&mut self) {
-        self.server.kill();
         self.server.restart();
         self.observer = self.server.client();
     }
@@ -286,7 +285,6 @@ fn a_kill_of_the_server_at_any_moment_of_leaving_loses_nothing() {
         jobs.push((id, session));
     }
     let last = observer.list_all();
-    server.kill();
     server.restart();
     let mut observer = server.client();
     for (id, session) in &jobs {

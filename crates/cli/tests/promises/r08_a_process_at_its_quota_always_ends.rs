@@ -227,7 +227,6 @@ fn the_slowest_follower_decides_and_a_cut_or_a_killed_server_frees_nothing_more(
     assert_eq!((dropped(&world), &world.listed("p")["blocked"]), (0, &json!("quota")), "the slow one has nothing");
     // Cut the fast reader and kill the server: the slow reader determines what may be freed, and it has taken nothing.
     drop(fast);
-    world.server.kill();
     world.server.restart();
     world.wait_blocked("p");
     assert_eq!(dropped(&world), 0);

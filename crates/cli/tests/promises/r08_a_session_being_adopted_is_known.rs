@@ -14,7 +14,6 @@ impl Story {
     fn freeze(mut server: TestServer) -> Self {
         let holder = server.holder();
         stop(holder);
-        server.kill();
         server.restart();
         Self { server, holder }
     }

@@ -75,7 +75,6 @@ fn a_thousand_processes_of_the_largest_size_are_listed_in_pages() {
         let page = client.ok("process/list", json!({"limit": 10}));
         assert_eq!(page["processes"], json!(all[..10]));
         // The data that the holder keeps for the next server has the same bounds.
-        server.kill();
         server.restart();
         client = server.resume(&session, modern());
     }

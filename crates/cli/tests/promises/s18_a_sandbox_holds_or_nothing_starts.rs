@@ -331,7 +331,6 @@ fn the_placeholder_of_a_repository_is_removed_also_when_the_server_was_killed() 
     assert_eq!(said_in(&mut client, "done", "exit 0", Some(&workspace(&done.0))), "");
     client.ok("process/start", confined(sh("running", "exec sleep 1000"), &workspace(&running.0)));
     assert!(done.1.is_dir() && running.1.is_dir());
-    server.kill();
     server.restart();
     // The placeholder is removed during the adoption, not at the next sandboxed start, and not while a process needs it.
     assert!(!done.1.exists(), "an unused placeholder is removed before the server serves");

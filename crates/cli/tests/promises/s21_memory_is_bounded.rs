@@ -70,7 +70,7 @@ fn works(client: &mut Client, round: u64) {
 fn memory_is_bounded_and_a_slow_client_blocks_only_its_own_processes() {
     let server = server();
     let (mut neighbour, _) = server.modern_client();
-    neighbour.start_cat("cat");
+    neighbour.start(cat("cat"));
     works(&mut neighbour, 0);
     let before = memory(&server);
     let bound = before + FLOODS * shares() * (MEMORY + BESIDE);

@@ -164,7 +164,7 @@ fn metrics_count_what_happened() {
     let (server, mut client) = TestServer::with_client();
     let ended = client.run("p", &["head", "-c", "300000", "/dev/zero"]);
     assert_eq!(ended.stdout.len(), 300_000);
-    client.start_cat("cat");
+    client.start(cat("cat"));
     client.ok("process/write", with(write_params("cat", &[b'x'; 1000]), json!({"writeId": "w"})));
     client.call("process/read", json!({"processId": "nobody"})).expect_err("an unknown process");
     client.call("no/such/method", json!({})).expect_err("an unknown method");
@@ -358,8 +358,7 @@ fn the_doctor_looks_and_changes_nothing() {
 
 #[test]
 fn the_doctor_finds_the_server_of_a_state_directory() {
-    let (server, mut client) = TestServer::with_client();
-    client.start(start_params("p", &["sleep", "1000"]));
+    let (server, _client) = TestServer::with_process(start_params("p", &["sleep", "1000"]));
     let output = std::process::Command::new(testkit::binary())
         .args(["doctor", "--state-dir"])
         .arg(server.state_dir())

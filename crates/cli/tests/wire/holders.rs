@@ -15,7 +15,7 @@ use crate::prelude::*;
 fn a_write_after_the_holder_was_killed_is_answered_and_freezes_nobody() {
     let server = TestServer::start();
     let (mut client, mut other) = (server.client(), server.client());
-    client.start_cat("p");
+    client.start(cat("p"));
     kill(server.holder());
     assert_eq!(client.collect("p").exited["cause"], "lost");
     for _ in 0..16 {
@@ -79,8 +79,7 @@ fn a_session_whose_holder_could_not_be_made_outlives_the_server() {
 // The log of a forgotten process stayed in its holder's memory, up to 8 MiB per session.
 #[test]
 fn a_forgotten_log_leaves_the_memory_of_its_holder() {
-    let (server, mut client) = TestServer::with_client();
-    client.start(sh("stays", "exec sleep 1000"));
+    let (server, mut client) = TestServer::with_process(sh("stays", "exec sleep 1000"));
     let holder = server.holder();
     for round in 0..6 {
         let id = format!("p{round}");
@@ -93,8 +92,7 @@ fn a_forgotten_log_leaves_the_memory_of_its_holder() {
 // Starts that a stopped holder did not take were unbounded: 3000 of them cost 280 MiB, and none was refused.
 #[test]
 fn starts_that_a_stopped_holder_does_not_take_are_refused_in_the_end() {
-    let (server, mut client) = TestServer::with_client();
-    client.start(sh("first", "exec sleep 1000"));
+    let (server, mut client) = TestServer::with_process(sh("first", "exec sleep 1000"));
     let stopped = Stopped::new(server.holder());
     let arg = "x".repeat(120_000);
     let ids: Vec<i64> = (0..700)
@@ -125,7 +123,7 @@ fn a_stopped_holder_does_not_keep_a_server_from_starting() {
     client.start(sh("p", "exec sleep 1000"));
     let stopped = Stopped::new(server.holder());
     let (mut other, session) = server.session();
-    other.start_cat("p");
+    other.start(cat("p"));
     // If the server does wait, this lets it continue, and the elapsed time shows it.
     let (over, is_over) = mpsc::channel::<()>();
     let watchdog = thread::spawn(move || {
@@ -166,8 +164,7 @@ fn a_stopped_holder_does_not_keep_a_server_from_ending() {
 // The part of a write that a dead holder was processing kept the stdin queue busy forever: a later write was never answered.
 #[test]
 fn a_write_behind_one_that_was_lost_is_answered_too() {
-    let (server, mut client) = TestServer::with_client();
-    client.start(piped("p", "exec sleep 1000"));
+    let (server, mut client) = TestServer::with_process(piped("p", "exec sleep 1000"));
     // More than its stdin buffers, so the holder still has it when it is killed.
     let waiting = client.send_write("p", [b'x'; 200_000]);
     client.assert_alive();

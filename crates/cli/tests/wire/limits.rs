@@ -16,8 +16,7 @@ fn short_starts(client: &mut Client, count: usize) -> Vec<i64> {
 
 #[test]
 fn sixty_four_mib_without_a_newline_arrive_whole_and_in_order() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start(sh("p", "head -c 67108864 /dev/zero"));
+    let (_server, mut client) = TestServer::with_process(sh("p", "head -c 67108864 /dev/zero"));
     let (mut bytes, mut next) = (0, 1);
     loop {
         let message = client.next_notification();
@@ -41,7 +40,7 @@ fn sixty_four_mib_without_a_newline_arrive_whole_and_in_order() {
 #[test]
 fn a_message_beyond_96_mib_ends_the_connection_and_nothing_else() {
     let (server, mut client, session) = TestServer::with_session();
-    client.start_cat("p");
+    client.start(cat("p"));
     // The server may close the connection before everything is sent.
     let sent = client.send_message(Message::text("x".repeat((96 << 20) + 1)));
     if sent.is_ok() {
@@ -62,8 +61,7 @@ fn a_message_of_90_mib_is_read() {
 
 #[test]
 fn a_long_poll_holds_up_nobody() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start(sh("p", "exec sleep 1000"));
+    let (_server, mut client) = TestServer::with_process(sh("p", "exec sleep 1000"));
     let begun = Instant::now();
     let reads = long_polls(&mut client, 200);
     client.assert_alive();
@@ -90,8 +88,7 @@ fn exec_server_keeps_control_requests_live_during_long_reads_and_queued_requests
 
 #[test]
 fn requests_beyond_the_bound_are_refused_and_control_requests_are_not() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start(sh("p", "exec sleep 1000"));
+    let (_server, mut client) = TestServer::with_process(sh("p", "exec sleep 1000"));
     let reads = long_polls(&mut client, 1100);
     client.assert_alive();
     assert_eq!(client.terminate("p")["running"], true);
@@ -114,8 +111,7 @@ fn connection_accepts_pipelined_scalar_requests() {
 // The reference can deadlock here: it does not read while it waits to send, and does not send while it waits to queue.
 #[test]
 fn many_requests_and_much_output_at_once_do_not_block_each_other() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start(sh("noisy", "exec cat /dev/zero"));
+    let (_server, mut client) = TestServer::with_process(sh("noisy", "exec cat /dev/zero"));
     let mut answered = 0;
     for _ in 0..5 {
         // Sent without reading, while output waits in the other direction.
@@ -131,8 +127,7 @@ fn many_requests_and_much_output_at_once_do_not_block_each_other() {
 
 #[test]
 fn a_noisy_process_delays_neither_an_answer_nor_a_quiet_process() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start_cat("quiet");
+    let (_server, mut client) = TestServer::with_process(cat("quiet"));
     for i in 0..4 {
         client.start(sh(&format!("noisy{i}"), "exec cat /dev/zero"));
     }
@@ -257,8 +252,7 @@ fn requests_that_wait_for_the_only_slot_are_all_answered_in_order() {
 // All answers were built at once, whether the client read them or not: 120 reads cost 1.28 GiB.
 #[test]
 fn many_large_reads_are_answered_one_after_the_other() {
-    let (server, mut client) = TestServer::with_client();
-    client.start(sh("p", "head -c 8388608 /dev/zero"));
+    let (server, mut client) = TestServer::with_process(sh("p", "head -c 8388608 /dev/zero"));
     assert_eq!(client.collect("p").stdout.len(), 8 << 20);
     let before = server.memory();
     for _ in 0..60 {
@@ -275,8 +269,7 @@ fn many_large_reads_are_answered_one_after_the_other() {
 // A message of more than 64 MiB was always refused as `overloaded`, even if nothing else was waiting.
 #[test]
 fn one_large_write_alone_is_no_overload() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start(piped("p", "exec cat >/dev/null"));
+    let (_server, mut client) = TestServer::with_process(piped("p", "exec cat >/dev/null"));
     let chunk = "AAAA".repeat(20 << 20);
     client.send_text(&format!(
         r#"{{"id":"large","method":"process/write","params":{{"processId":"p","chunk":"{chunk}"}}}}"#
@@ -290,8 +283,7 @@ fn one_large_write_alone_is_no_overload() {
 // Requests to close a full stdin were unbounded: 60,000 cost 128 MiB, and none was refused.
 #[test]
 fn requests_that_wait_for_a_full_stdin_are_refused_in_the_end_and_control_is_not() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start(piped("p", "exec sleep 1000"));
+    let (_server, mut client) = TestServer::with_process(piped("p", "exec sleep 1000"));
     let write = client.send_write("p", [b'x'; 200_000]);
     for _ in 0..9000 {
         client.send_request("process/closeStdin", process("p"));
@@ -380,8 +372,7 @@ fn a_start_that_waits_for_others_takes_nothing_and_goes_with_its_connection() {
 
 #[test]
 fn d11_2_1_neither_a_long_poll_nor_a_full_stdin_blocks_terminate() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start(piped("p", "exec sleep 1000"));
+    let (_server, mut client) = TestServer::with_process(piped("p", "exec sleep 1000"));
     let read = client.send_request("process/read", json!({"processId": "p", "waitMs": 600_000}));
     let write = client.send_write("p", vec![b'x'; 1 << 20]);
     let behind = client.send_write("p", b"x");

@@ -55,8 +55,7 @@ fn both_old_ways_to_start_a_server_work() {
 #[test]
 fn d11_2_10_running_out_of_descriptors_does_not_end_the_server() {
     use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
-    let (server, mut client) = TestServer::with_client();
-    client.start_cat("p");
+    let (server, mut client) = TestServer::with_process(cat("p"));
     let pid = Pid::from_raw(server.pid().cast_signed());
     let open = fs::read_dir(format!("/proc/{}/fd", server.pid())).expect("list descriptors").count() as u64;
     let tight = Rlimit { current: Some(open + 4), maximum: getrlimit(Resource::Nofile).maximum };

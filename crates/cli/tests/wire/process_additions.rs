@@ -30,8 +30,7 @@ fn a_terminal_can_be_resized_and_its_child_hears_of_it() {
 
 #[test]
 fn only_a_terminal_can_be_resized() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start_cat("p");
+    let (_server, mut client) = TestServer::with_process(cat("p"));
     let size = |id: &str| json!({"processId": id, "rows": 10, "cols": 10});
     client.refuses("process/resize", size("p"), -32600, "notATerminal");
     client.refuses("process/resize", size("none"), -32600, "unknownProcess");
@@ -41,8 +40,7 @@ fn only_a_terminal_can_be_resized() {
 
 #[test]
 fn the_end_of_input_is_seen_by_the_child() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start(piped("p", "wc -c"));
+    let (_server, mut client) = TestServer::with_process(piped("p", "wc -c"));
     client.write("p", b"12345");
     assert_eq!(client.close_stdin("p"), json!({"status": "accepted"}));
     assert_eq!(client.collect("p").stdout, b"5\n");

@@ -111,8 +111,7 @@ fn exec_process_streams_output() {
 
 #[test]
 fn a_waiting_read_answers_when_its_time_is_over_and_not_before() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start(piped("p", "read x"));
+    let (_server, mut client) = TestServer::with_process(piped("p", "read x"));
     let begun = Instant::now();
     let result = read(&mut client, "p", json!({"waitMs": 150}));
     assert!(begun.elapsed() >= Duration::from_millis(150));
@@ -177,8 +176,7 @@ fn exec_process_replays_events_after_close() {
 
 #[test]
 fn an_answer_is_capped_at_8_mib_and_says_that_there_is_more() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start(sh("p", "head -c 12000000 /dev/zero"));
+    let (_server, mut client) = TestServer::with_process(sh("p", "head -c 12000000 /dev/zero"));
     assert_eq!(client.collect("p").stdout.len(), 12_000_000);
     let result = read(&mut client, "p", json!({}));
     let first = chunk_bytes(&result).len();
@@ -269,8 +267,7 @@ fn d11_1_2_what_a_reference_client_reads_late_is_all_there_or_reported() {
 
 #[test]
 fn d11_2_3_no_wake_up_of_a_long_poll_is_lost() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start_cat("p");
+    let (_server, mut client) = TestServer::with_process(cat("p"));
     let begun = Instant::now();
     for round in 0..500_u64 {
         // The write races with the read that waits for its echo.

@@ -44,8 +44,7 @@ fn exec_process_rejects_write_without_pipe_stdin() {
 
 #[test]
 fn exec_server_defaults_omitted_pipe_stdin_to_closed_stdin() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start(sh("p", "exec sleep 1000"));
+    let (_server, mut client) = TestServer::with_process(sh("p", "exec sleep 1000"));
     for generation in GENERATIONS {
         assert_eq!(client.ok("process/write", generation.write("p", b"x", 1))["status"], "stdinClosed");
     }
@@ -65,8 +64,7 @@ fn a_write_to_nobody_is_a_status_and_no_error() {
 
 #[test]
 fn exec_server_dedupes_retried_process_write_ids() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start_cat("p");
+    let (_server, mut client) = TestServer::with_process(cat("p"));
     let once = json!({"processId": "p", "chunk": encode_base64(b"once\n"), "writeId": "w1"});
     for _ in 0..5 {
         assert_eq!(client.ok("process/write", once.clone())["status"], "accepted");
@@ -80,8 +78,7 @@ fn exec_server_dedupes_retried_process_write_ids() {
 
 #[test]
 fn a_write_id_is_remembered_over_4095_others() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start_cat("p");
+    let (_server, mut client) = TestServer::with_process(cat("p"));
     let chunk = encode_base64(b"x");
     let params = |id: usize| json!({"processId": "p", "chunk": chunk, "writeId": format!("w{id}")});
     let requests: Vec<i64> = (0..4096).map(|id| client.send_request("process/write", params(id))).collect();
@@ -95,21 +92,19 @@ fn a_write_id_is_remembered_over_4095_others() {
 
 #[test]
 fn a_write_id_used_for_other_bytes_is_refused() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start_cat("p");
+    let (_server, mut client) = TestServer::with_process(cat("p"));
     client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"one"), "writeId": "w"}));
     let other = json!({"processId": "p", "chunk": encode_base64(b"longer"), "writeId": "w"});
     client.refuses("process/write", other, -32600, "writeIdReused");
     // Write ids belong to one process.
-    client.start_cat("q");
+    client.start(cat("q"));
     client.ok("process/write", json!({"processId": "q", "chunk": encode_base64(b"mine\n"), "writeId": "w"}));
     client.wait_output("q", "mine\n");
 }
 
 #[test]
 fn bad_chunks_and_ids_are_refused_before_anything_else() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start_cat("p");
+    let (_server, mut client) = TestServer::with_process(cat("p"));
     for chunk in ["***", "a", "ab", "abc", "YQ", "YQ=", "YR==", "YQ==\n", "Y Q==", "YQ==YQ==", "_-8=", "=", "===="] {
         let error = client.fails("process/write", json!({"processId": "p", "chunk": chunk, "writeId": "w"}));
         assert_eq!((error.code, error.kind()), (-32602, "invalidBase64"), "{chunk:?}");
@@ -127,8 +122,7 @@ fn bad_chunks_and_ids_are_refused_before_anything_else() {
 
 #[test]
 fn an_empty_chunk_is_accepted_and_does_nothing() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start_cat("p");
+    let (_server, mut client) = TestServer::with_process(cat("p"));
     assert_eq!(write(&mut client, "p", b""), "accepted");
     let params = json!({"processId": "p", "chunk": "", "writeId": "w"});
     assert_eq!(client.ok("process/write", params)["status"], "accepted");
@@ -147,7 +141,7 @@ fn writes_go_in_in_the_order_of_arrival() {
         } else {
             &mut client
         };
-        client.start_cat("p");
+        client.start(cat("p"));
         let lines: Vec<String> = (0..500).map(|i| format!("{i}\n")).collect();
         let requests: Vec<i64> = lines.iter().map(|line| client.send_write("p", line)).collect();
         assert!(client.answers(requests).iter().all(|answer| answer["status"] == "accepted"));
@@ -215,7 +209,6 @@ fn a_write_id_used_for_other_bytes_of_the_same_length_is_refused_also_by_the_nex
         client.refuses("process/write", write(b"two\n"), -32600, "writeIdReused");
         assert_eq!(client.ok("process/write", write(b"one\n")), json!({"status": "accepted"}), "round {round}");
         if round == 0 {
-            server.kill();
             server.restart();
             client = server.connect();
             client.initialize_with(hello(session.clone()));

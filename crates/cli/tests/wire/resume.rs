@@ -30,7 +30,7 @@ fn a_session_without_processes_is_resumed_too() {
 #[test]
 fn active_session_resume_is_rejected() {
     let (server, mut client, session) = TestServer::with_session();
-    client.start_cat("p");
+    client.start(cat("p"));
     // The old client answers pings while it waits for output.
     let listener = thread::spawn(move || {
         client.wait_output("p", "done");
@@ -74,7 +74,7 @@ fn long_poll_read_fails_after_session_resume() {
 #[test]
 fn a_takeover_moves_pushes_and_leaves_no_byte_behind() {
     let (server, mut old, session) = TestServer::with_modern_client();
-    old.start_cat("p");
+    old.start(cat("p"));
     old.write("p", b"one\n");
     old.wait_output("p", "one\n");
     let mut new = server.connect();
@@ -133,7 +133,7 @@ fn a_resumed_reference_client_that_does_not_read_is_pushed_what_it_was_not_sent(
 #[test]
 fn a_resumed_client_with_acknowledgements_gets_everything_after_the_last_one() {
     let (server, mut client, session) = TestServer::with_modern_client();
-    client.start_cat("p");
+    client.start(cat("p"));
     for line in ["1\n", "2\n", "3\n", "4\n"] {
         client.write("p", line);
         client.wait_output("p", line);
@@ -431,7 +431,7 @@ fn a_name_is_that_of_the_later_process_after_a_restart() {
 #[test]
 fn d11_1_7_a_quick_resume_never_ends_up_without_notifications() {
     let (server, mut client, session) = TestServer::with_modern_client();
-    client.start_cat("p");
+    client.start(cat("p"));
     for round in 0..30 {
         drop(client);
         client = server.resume(&session, modern());
@@ -446,7 +446,7 @@ fn d11_1_7_a_quick_resume_never_ends_up_without_notifications() {
 #[test]
 fn d11_2_6_a_session_is_handed_over_when_its_peer_is_only_half_there() {
     let (server, mut dead, session) = TestServer::with_session();
-    dead.start_cat("p");
+    dead.start(cat("p"));
     // The old connection stays open and answers no ping, like a peer behind a dead link.
     let begun = Instant::now();
     let mut client = server.resume(&session, json!({}));

@@ -68,7 +68,7 @@ fn a_process_of_another_session_can_be_read_written_and_steered() {
     assert_eq!(other.ok("process/closeStdin", of(&session, "p"))["status"], "accepted");
     other.ok("process/signal", with(of(&session, "p"), json!({"signal": "usr1"})));
     assert_eq!(owner.collect("p").code(), 9);
-    owner.start_cat("q");
+    owner.start(cat("q"));
     assert_eq!(other.ok("process/terminate", of(&session, "q"))["running"], true);
     assert_eq!(owner.collect("q").code(), 137);
     // Without a session id the process id refers to the client's own session. An unknown session has no process.
@@ -93,7 +93,7 @@ fn a_process_of_another_session_can_be_read_written_and_steered() {
 #[test]
 fn a_subscription_pushes_another_session_s_process_from_a_number_on() {
     let (_server, mut owner, session, mut other) = owner_and_other();
-    owner.start_cat("p");
+    owner.start(cat("p"));
     for line in ["1\n", "2\n", "3\n"] {
         owner.write("p", line);
         owner.wait_output("p", line);
@@ -121,7 +121,7 @@ fn a_subscription_pushes_another_session_s_process_from_a_number_on() {
 #[test]
 fn an_ended_subscription_pushes_nothing_more() {
     let (_server, mut owner, session, mut other) = owner_and_other();
-    owner.start_cat("p");
+    owner.start(cat("p"));
     other.ok("process/subscribe", of(&session, "p"));
     owner.write("p", b"1\n");
     assert_eq!(other.expect("process/output")["seq"], 1);
@@ -183,7 +183,7 @@ fn drain(client: &mut Client, id: &str) -> u64 {
 #[test]
 fn a_holding_subscriber_keeps_output_until_it_took_it_or_left() {
     let (_server, mut owner, session, mut other) = owner_and_other();
-    owner.start_cat("gate");
+    owner.start(cat("gate"));
     owner.start(with(sh("p", "read x; exec head -c 30000000 /dev/zero"), json!({"pipeStdin": true})));
     other.ok("process/subscribe", with(of(&session, "p"), json!({"hold": true})));
     owner.write("p", b"\n");
@@ -208,7 +208,7 @@ fn a_holding_subscriber_keeps_output_until_it_took_it_or_left() {
 #[test]
 fn a_closed_process_can_be_forgotten_and_no_other() {
     let (server, mut client, session) = TestServer::with_modern_client();
-    client.start_cat("p");
+    client.start(cat("p"));
     client.refuses("process/forget", process("p"), -32600, "processNotClosed");
     client.refuses("process/forget", process("none"), -32600, "unknownProcess");
     client.close_stdin("p");

@@ -52,8 +52,7 @@ fn every_posix_name_is_understood_in_every_form() {
 
 #[test]
 fn an_unknown_signal_is_refused_whatever_the_process() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start(sh("p", "exec sleep 1000"));
+    let (_server, mut client) = TestServer::with_process(sh("p", "exec sleep 1000"));
     for name in ["", "SIG", "9", "15", "NOPE", "SIGNOPE", "TERM ", "kill -9", "RTMIN+31", "\u{130}NT"] {
         for id in ["p", "never"] {
             client.refuses("process/signal", json!({"processId": id, "signal": name}), -32602, "unknownSignal");
@@ -214,8 +213,7 @@ fn pty_terminate_kills_background_children_in_same_process_group() {
 // Each terminate scanned all processes of the host twice, in the only thread of the session: an echo took seconds.
 #[test]
 fn a_burst_of_terminates_holds_up_no_other_process() {
-    let (_server, mut client) = TestServer::with_client();
-    client.start_cat("cat");
+    let (_server, mut client) = TestServer::with_process(cat("cat"));
     let ids: Vec<String> = (0..300).map(|i| format!("s{i}")).collect();
     let starts: Vec<i64> =
         ids.iter().map(|id| client.send_request("process/start", start_params(id, &["sleep", "1000"]))).collect();
