@@ -245,7 +245,7 @@ pub(crate) struct ServeArgs {
     /// Log filter for standard error: a level, or target=level pairs
     #[arg(long, value_name = "FILTER", default_value = "warn")]
     pub(crate) log: String,
-    /// Log format: text for people, or one JSON object per line with the fields of request, session and process
+    /// Log format: text for people, or one JSON object per line, with `request`, `session` and `process` as members where they apply
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub(crate) log_format: LogFormat,
     /// Print all settings with their values and sources as JSON, then exit

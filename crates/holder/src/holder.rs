@@ -1,5 +1,5 @@
 //! The holder of one session as a state machine. Its caller runs it in turns: each turn handles ready events and due
-//! deadlines, and never blocks.
+//! deadlines. Only the last turn blocks: it waits for the disk jobs.
 //!
 //! Defines the order within a turn: first the controller's commands, then children, then deadlines. The commands are in
 //! [`dispatch`](crate::dispatch), the life of one process in [`process`](crate::process). The caller passes the current
@@ -39,7 +39,7 @@ const COMMANDS_MAX: usize = 64;
 /// Maximum number of commands read from a controller that has disconnected: more than a socket can hold.
 const LAST_COMMANDS_MAX: usize = 4096;
 
-/// In every group of this many child events, a waiting reader is woken before the last event is handled.
+/// While child events are handled, a waiting reader is woken once per this many events.
 const WAKE_EVENTS: usize = 8;
 
 // Epoll tokens of `Holder::poller`.
@@ -68,7 +68,7 @@ pub struct Holder<S: ChildSpawner> {
     /// Earliest deadline of a process when the deadlines were last collected. May be too early, never too late.
     next_process_deadline: Option<u64>,
     pub(crate) ending: Option<SessionEnd>,
-    /// A signalfd for SIGCHLD. Only in an exclusive process.
+    /// A signalfd for SIGCHLD. Only if this OS process serves nothing but this holder ([`HolderConfig::exclusive`]).
     signals: Option<OwnedFd>,
     /// A child has died that may be a stray, that is, a descendant that is not a leader.
     has_dead_children: bool,
@@ -84,8 +84,8 @@ pub struct Holder<S: ChildSpawner> {
     pub(crate) dir: OwnedFd,
     info: Vec<u8>,
     pub(crate) nofile: Option<(u64, u64)>,
-    /// The signals that this process ignores. Read once, because an exclusive holder never changes them. `None` if the
-    /// process is not exclusive.
+    /// The signals that this process ignores. Read once, because a holder never changes them. `None` if the process
+    /// also serves something else, which may change them.
     pub(crate) ignored: Option<IgnoredSignals>,
     pub(crate) confine: ChildRestrictions,
     buf: Vec<u8>,
@@ -165,7 +165,7 @@ impl<S: ChildSpawner> Holder<S> {
         self.cx.spill.wait();
     }
 
-    /// Runs one turn: handles ready events and due deadlines without blocking. `now_ns` must not go backwards.
+    /// Runs one turn: handles ready events and due deadlines. `now_ns` must not go backwards.
     pub fn turn(&mut self, now_ns: u64) -> TurnResult {
         self.cx.now_ns = now_ns;
         if !std::mem::take(&mut self.has_waited) {
@@ -216,7 +216,8 @@ impl<S: ChildSpawner> Holder<S> {
                 self.end(EndReason::Expiry);
             }
         }
-        // A shortage delays messages. No event reports its end, so try again in every turn.
+        // If the kernel is short of fds or memory, messages wait. No event reports the end of the shortage, so try again in
+        // every turn.
         if self.cx.controller.deadline_ns(now_ns).is_some() {
             self.cx.controller.flush();
         }
@@ -460,6 +461,7 @@ impl<S: ChildSpawner> Holder<S> {
     fn handle_deadlines(&mut self) {
         let now_ns = self.cx.now_ns;
         if self.cx.spill.poll_pause_over(now_ns) {
+            // Nothing attached or detached, but every process must apply its overflow policy again.
             self.handle_attachment();
         }
         if self.next_process_deadline.is_some_and(|at| now_ns >= at) {
@@ -485,6 +487,7 @@ impl<S: ChildSpawner> Holder<S> {
             match leaders.find(|process| process.pid == pid.unsigned_abs()).map(|process| process.phase) {
                 // The next turn handles this exit, or the first turn in which the controller accepts messages again.
                 Some(ProcessPhase::Running) => DeadChild::Leader,
+                // The exit was handled, but the leader stays unreaped until its tail can be read.
                 Some(ProcessPhase::Draining | ProcessPhase::Exited | ProcessPhase::Closed) => DeadChild::BlockedLeader,
                 None => DeadChild::Stray,
             }
@@ -553,7 +556,7 @@ fn restore(dir: &OwnedFd, cx: &mut SessionContext) -> io::Result<BTreeMap<u32, P
             processes.insert(slot, Process::restore(entry, writer));
         }
     }
-    // The manifest on disk already lists the restored processes.
+    // The manifest on disk already lists the restored processes. Without any, write a new one.
     cx.is_manifest_stale = processes.is_empty();
     Ok(processes)
 }

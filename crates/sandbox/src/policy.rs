@@ -193,8 +193,8 @@ impl Policy {
 #[derive(Default)]
 struct PolicyResolver {
     rules: AccessRules,
-    /// Symbolic links on the way to an entry's path, each with that path without links (of a missing path, the part in
-    /// `missing`).
+    /// Symbolic links on the way to an entry's path. Each has the real path of the entry or, if that is missing, the real
+    /// path up to the first missing component.
     links: Vec<(PathBuf, PathBuf)>,
     /// Missing paths, each up to its first missing component.
     missing: Vec<PathBuf>,
@@ -252,7 +252,8 @@ impl PolicyResolver {
             if self.rules.around(&first) != Access::Write {
                 continue;
             }
-            // The path exists if it is a placeholder for something below it.
+            // An empty placeholder of an earlier sandbox counts as missing if the entry's path leads below it. It exists,
+            // so it stays as it is.
             if fs::symlink_metadata(&first).is_ok() {
                 self.rules.add(first, AccessRule { access: Access::Read, is_dir: true });
             } else {

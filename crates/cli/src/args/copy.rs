@@ -21,7 +21,7 @@ A local file with a colon in its name is `./a:b`.
 
 As with cp(1), if the target is a directory, the source is copied into it; several sources need a directory as target; `-r DIR/.` \
 copies the contents of DIR. The command copies bytes, permission bits, symlinks (as symlinks), holes of files above 1 MiB and modification \
-times; existing directories keep their mode and time. It does not copy owners, \
+times; it does not set those of existing directories. It does not copy owners, \
 set-user-id and set-group-id bits, hard links or extended attributes. Pipes, sockets and devices in a \
 tree are skipped with a message.
 

@@ -94,7 +94,7 @@ change, isDirectory; or overflow: true.
 
 Runs until Ctrl-C, or until the watched path is removed (exit code 1).
 
-Exit codes: 0 changes were printed with --once; 1 the path does not exist or was removed; 130 Ctrl-C; 141; 255; see \
+Exit codes: 0 with --once, after the first changes; 1 the path does not exist or was removed; 130 Ctrl-C; 141; 255; see \
 `exec-server fs --help`
 
 Examples:

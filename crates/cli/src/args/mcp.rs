@@ -239,7 +239,7 @@ pub(crate) struct McpServeArgs {
     #[arg(long, requires = "root", conflicts_with = "read_only")]
     pub(crate) writable_git: bool,
     /// With --http, FILE has the token that clients must send; it must be readable only by its owner [default:
-    /// if --connect or its default selects a server, a new token; else --token-file, then $EXEC_SERVER_TOKEN, then a new token]
+    /// --token-file, then $EXEC_SERVER_TOKEN, unless these are for a server that --connect or its default selects; else a new token]
     #[arg(long, value_name = "FILE", requires = "http")]
     pub(crate) http_token_file: Option<PathBuf>,
     /// With --http, accept this host name in the Host header, with or without a port; repeatable

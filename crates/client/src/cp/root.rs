@@ -6,9 +6,9 @@
 //! ```
 //! This order lets a copy that was killed at any moment find its root again, and never mistake another directory of the same name for it.
 //!
-//! Directories that existed before the copy keep their mode and time. A continued copy determines these directories as follows. If the copy
-//! created the root, there are none. Otherwise they are the directories older than the mark. If the file system reports no creation times,
-//! all existing directories are treated as older; those that the interrupted copy had created then keep their preliminary mode and time.
+//! A copy does not set the mode and time of directories that existed before. A continued copy determines these directories as follows. If
+//! the copy created the root, there are none. Otherwise they are the directories older than the mark. If the file system reports no creation
+//! times, all existing directories are treated as older; those that the interrupted copy had created then keep their preliminary mode and time.
 
 use std::path::{Path, PathBuf};
 

@@ -5,8 +5,8 @@
 //! ```
 //! The stack is last in, first out, and at most `JOBS` jobs add entries to it at a time. Its size therefore depends on the depth of the
 //! tree, and not on the number of its files. Directories that this copy created get their mode and time at the very end, from the leaves
-//! up. Until then they must be writable, and every new entry would change their time. Directories that existed before keep their mode and
-//! time.
+//! up. Until then they must be writable, and every new entry would change their time. It sets neither for directories that existed
+//! before.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -225,8 +225,8 @@ impl TreeCopy<'_> {
         Ok(JobResult::Listed { below, page, target_dir })
     }
 
-    /// Refuses a target that lies below this directory of the source, even if the two file systems have different addresses. In that case
-    /// the listing contains the mark beside the target, and the copy would never end.
+    /// Refuses a target that lies in this directory of the source. The paths do not show it if one machine is reached under two addresses.
+    /// But then this listing contains the mark that lies beside the target. Without this check the copy would never end.
     async fn refuse_itself(&self, from: &Path, page: &ListPage) -> Result<(), CopyError> {
         let Some(mark) = &self.root.mark else { return Ok(()) };
         let has_mark_name = |entry: &&ListEntry| mark.path.file_name() == Some(&*entry.name);

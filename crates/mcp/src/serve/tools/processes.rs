@@ -198,8 +198,8 @@ pub(super) async fn read(call: &CallContext<'_>, arguments: ReadOutputArguments)
 /// The executor counts from `position` if it still knows the byte offset of the last event that was read. Otherwise it
 /// counts from the beginning of the output, so that the number includes the bytes before `position`. The answer does
 /// not say which. A number below `position` cannot include those bytes, so it was counted from `position`. A larger or
-/// equal number is taken to be counted from the beginning: once output at `position` is lost, the executor usually no
-/// longer knows that offset.
+/// equal number is taken to be counted from the beginning. That is a guess: if output after `position` is gone, the
+/// event before it is usually gone too, and its offset with it.
 fn lost_after(position: u64, counted: u64) -> u64 {
     counted.checked_sub(position).unwrap_or(counted)
 }
