@@ -503,7 +503,8 @@ impl LogWorld {
             let end = self.model.offset_of(status.released_seq + 1);
             assert_eq!(status.released_offset, end);
         }
-        assert!(retained(self) >= keep_bytes.min(before));
+        // A log without output keeps nothing: there is nothing to read again.
+        assert!(self.end().1 == 0 || retained(self) >= keep_bytes.min(before));
     }
 
     fn read(&mut self, cursor: usize) {
