@@ -131,6 +131,31 @@ fn a_resumed_reference_client_that_does_not_read_is_pushed_what_it_was_not_sent(
 }
 
 #[test]
+fn a_resumed_reference_client_does_not_block_the_process_with_what_it_has_read() {
+    // The log has room for 20 MiB. The 12 MiB from before the restart must make room for the rest.
+    let script = "head -c 12582912 /dev/zero; read x; head -c 33554432 /dev/zero";
+    for reads in [1, 2] {
+        let mut server = TestServer::builder().keep_holders().start();
+        let mut client = server.connect();
+        let session = client.initialize();
+        client.start(piped("r", script));
+        let (mut bytes, mut seq) = (0, Value::Null);
+        while bytes < 12 << 20 {
+            let output = client.expect("process/output");
+            bytes += decoded(&output["chunk"]).len();
+            seq = output["seq"].clone();
+        }
+        server.restart();
+        let mut client = server.resume(&session, json!({}));
+        for _ in 0..reads {
+            client.ok("process/read", json!({"processId": "r", "afterSeq": seq, "waitMs": 0}));
+        }
+        client.write("r", b"\n");
+        assert_eq!(client.collect("r").stdout.len(), 32 << 20, "{reads}");
+    }
+}
+
+#[test]
 fn a_resumed_client_with_acknowledgements_gets_everything_after_the_last_one() {
     let (server, mut client, session) = TestServer::with_modern_client();
     client.start(cat("p"));

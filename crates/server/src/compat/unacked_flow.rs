@@ -128,7 +128,8 @@ impl UnackedFlow {
                 self.mode = if self.reads > 1 { polled } else { UnackedMode::Pushed };
                 ReadEffect::ContinueAfter(last)
             }
-            UnackedMode::Polled { base, .. } if after_seq > base.seq => {
+            // Also with the number that polling began with: nothing has reported it as taken.
+            UnackedMode::Polled { base, .. } if after_seq >= base.seq => {
                 let base = LogPosition { seq: after_seq, offset: after_offset.unwrap_or(base.offset) };
                 self.mode = UnackedMode::Polled { base, held_since: None };
                 ReadEffect::Taken(base)
@@ -146,14 +147,14 @@ impl UnackedFlow {
         is_closed: bool,
     ) -> Option<LogPosition> {
         let sent = log_bytes(sent);
-        let is_due = is_closed || sent >= self.released_at + RELEASE_EVERY_BYTES;
+        let is_due = is_closed || sent >= self.released_at.saturating_add(RELEASE_EVERY_BYTES);
         if self.mode != UnackedMode::Pushed || !is_due {
             return None;
         }
         self.released_at = sent;
         let mut taken = None;
         while let Some(mark) = marks.front()
-            && log_bytes(*mark) + limits::UNREAD_BYTES <= sent
+            && log_bytes(*mark).saturating_add(limits::UNREAD_BYTES) <= sent
         {
             taken = marks.pop_front();
         }
@@ -185,6 +186,8 @@ mod tests {
         let mut flow = UnackedFlow::new(None, LogPosition::default());
         flow.handle_read_begun(true, LogPosition::default());
         assert!(flow.is_polled());
+        let taken = flow.handle_read_answered(0, Some(0), LogPosition::default());
+        assert_eq!(taken, ReadEffect::Taken(LogPosition::default()), "the number that polling began with counts, too");
         let sent = |seq| LogPosition { seq, offset: seq };
         assert!(!flow.is_held(sent(500_000), Instant::now()));
         assert!(flow.is_held(sent(510_000), Instant::now()), "33 bytes each are more than 16 MiB");

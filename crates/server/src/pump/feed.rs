@@ -301,8 +301,14 @@ impl Feed {
             ReadEffect::ContinueAfter(last) => {
                 self.cursor = Cursor::after_with_offset(last.seq, last.offset);
                 self.sent = last;
+                self.marks = self.process.log().segment_ends(last.seq).collect();
             }
-            ReadEffect::Taken(position) => self.report_taken(position),
+            ReadEffect::Taken(position) => {
+                while self.marks.front().is_some_and(|mark| mark.seq <= position.seq) {
+                    self.marks.pop_front();
+                }
+                self.report_taken(position);
+            }
         }
     }
 
@@ -429,9 +435,13 @@ impl Feed {
         }
         let bytes = if let LogEvent::Output { bytes, .. } = record.event { bytes.len() as u64 } else { 0 };
         self.sent = LogPosition { seq: record.seq, offset: record.offset + bytes };
-        // With a small window the marks must be closer: otherwise the window could fill up between two marks, and
-        // neither sending nor acknowledging would continue.
-        let distance = MARK_BYTES.min(self.capabilities.ack_window_bytes / 8);
+        let distance = match self.mode {
+            // With a small window the marks must be closer: otherwise the window could fill up between two marks, and
+            // neither sending nor acknowledging would continue.
+            FeedMode::Acked { .. } => MARK_BYTES.min(self.capabilities.ack_window_bytes / 8),
+            FeedMode::Unacked(_) => MARK_BYTES,
+            FeedMode::Free => return,
+        };
         if self.marks.back().is_none_or(|mark| log_bytes(self.sent) >= log_bytes(*mark) + distance) {
             self.marks.push_back(self.sent);
         }
