@@ -22,95 +22,81 @@ const RUNS: u32 = 5;
 
 /// Each mistake with the expected words of its error and the number of connections it may cause.
 const MISTAKES: &[Mistake] = &[
-    Mistake {
-        what: "nothing listens on the port",
-        make: |world| world.url(format!("ws://{}", world.closed_port())),
-        words: "connection refused; is the server running, and is this its port?",
-        attempts: 2,
-    },
-    Mistake {
-        what: "there is no such Unix socket",
-        make: |world| world.url(format!("unix://{}/none.sock", world.dir.path().display())),
-        words: "is the server running?",
-        attempts: 2,
-    },
-    Mistake {
-        what: "the host is unknown",
-        make: |world| world.url("ws://no-such-host.invalid:4000".to_owned()),
-        words: "host `no-such-host.invalid` is not found; check the name",
-        attempts: 1,
-    },
-    Mistake {
-        what: "no token, or a wrong one",
-        make: |world| world.url(format!("ws://{}", world.plain.address())),
-        words: "token missing or rejected (401); set `--token-file` or `EXEC_SERVER_TOKEN`",
-        attempts: 1,
-    },
-    Mistake {
-        what: "a name that the server does not answer to (403)",
-        make: |world| world.answering("HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"),
-        words: "allow the name there with `--allow-host`",
-        attempts: 1,
-    },
-    Mistake {
-        what: "a web server without this path (404)",
-        make: |world| world.answering("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"),
-        words: "answered HTTP 404; is it an exec-server?",
-        attempts: 1,
-    },
-    Mistake {
-        what: "a redirect",
-        make: |world| world.answering("HTTP/1.1 302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n"),
-        words: "answered HTTP 302, which points elsewhere; give the final address",
-        attempts: 1,
-    },
-    Mistake {
-        what: "a server that does not speak HTTP",
-        make: |world| world.answering("SSH-2.0-OpenSSH_9.2p1\r\n"),
-        words: "the answer is not HTTP; is it an exec-server?",
-        attempts: 1,
-    },
-    Mistake {
-        what: "a server that hangs up",
-        make: |world| world.answering(""),
-        words: "it hung up on the upgrade to WebSocket; is it an exec-server?",
-        attempts: 2,
-    },
-    Mistake {
-        what: "`wss://` to a server without TLS",
-        make: |world| world.tls_url(format!("wss://{}", world.plain.address())),
-        words: "the answer is not TLS; for a plain server use `ws://`",
-        attempts: 1,
-    },
-    Mistake {
-        what: "`ws://` to a server with TLS",
-        make: |world| world.url(format!("ws://{}", world.tls.address())),
-        words: "A TLS server needs `wss://`",
-        attempts: 1,
-    },
-    Mistake {
-        what: "a certificate of an authority that is not trusted",
-        make: |world| {
+    Mistake::new(
+        "nothing listens on the port",
+        "connection refused; is the server running, and is this its port?",
+        |world| world.url(format!("ws://{}", world.closed_port())),
+    )
+    .tried_twice(),
+    Mistake::new("there is no such Unix socket", "is the server running?", |world| {
+        world.url(format!("unix://{}/none.sock", world.dir.path().display()))
+    })
+    .tried_twice(),
+    Mistake::new("the host is unknown", "host `no-such-host.invalid` is not found; check the name", |world| {
+        world.url("ws://no-such-host.invalid:4000".to_owned())
+    }),
+    Mistake::new(
+        "no token, or a wrong one",
+        "token missing or rejected (401); set `--token-file` or `EXEC_SERVER_TOKEN`",
+        |world| world.url(format!("ws://{}", world.plain.address())),
+    ),
+    Mistake::new(
+        "a name that the server does not answer to (403)",
+        "allow the name there with `--allow-host`",
+        |world| world.answering("HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"),
+    ),
+    Mistake::new("a web server without this path (404)", "answered HTTP 404; is it an exec-server?", |world| {
+        world.answering("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+    }),
+    Mistake::new("a redirect", "answered HTTP 302, which points elsewhere; give the final address", |world| {
+        world.answering("HTTP/1.1 302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n")
+    }),
+    Mistake::new("a server that does not speak HTTP", "the answer is not HTTP; is it an exec-server?", |world| {
+        world.answering("SSH-2.0-OpenSSH_9.2p1\r\n")
+    }),
+    Mistake::new("a server that hangs up", "it hung up on the upgrade to WebSocket; is it an exec-server?", |world| {
+        world.answering("")
+    })
+    .tried_twice(),
+    Mistake::new(
+        "`wss://` to a server without TLS",
+        "the answer is not TLS; for a plain server use `ws://`",
+        |world| world.tls_url(format!("wss://{}", world.plain.address())),
+    ),
+    Mistake::new("`ws://` to a server with TLS", "A TLS server needs `wss://`", |world| {
+        world.url(format!("ws://{}", world.tls.address()))
+    }),
+    Mistake::new(
+        "a certificate of an authority that is not trusted",
+        "an authority that is not trusted here; pass its CA with `--tls-ca`",
+        |world| {
             let mut asked = world.url(format!("wss://{}", world.tls.address()));
             asked.args.extend(["--tls-ca".to_owned(), world.others.ca().display().to_string()]);
             asked
         },
-        words: "an authority that is not trusted here; pass its CA with `--tls-ca`",
-        attempts: 1,
-    },
-    Mistake {
-        what: "no client certificate where one is required",
-        make: |world| world.tls_url(format!("wss://{}", world.mutual.address())),
-        words: "requires a client certificate that it trusts",
-        attempts: 1,
-    },
+    ),
+    Mistake::new(
+        "no client certificate where one is required",
+        "requires a client certificate that it trusts",
+        |world| world.tls_url(format!("wss://{}", world.mutual.address())),
+    ),
 ];
 
 struct Mistake {
     what: &'static str,
-    make: fn(&World) -> Asked,
     words: &'static str,
+    make: fn(&World) -> Asked,
     attempts: u32,
+}
+
+impl Mistake {
+    const fn new(what: &'static str, words: &'static str, make: fn(&World) -> Asked) -> Self {
+        Self { what, words, make, attempts: 1 }
+    }
+
+    const fn tried_twice(self) -> Self {
+        Self { attempts: 2, ..self }
+    }
 }
 
 /// A command line, and the number of connections it has made so far if the test accepts them.

@@ -32,35 +32,17 @@ fn every_transcript_is_replayed_or_left_to_another_issue() {
     assert_eq!(found, replayed.split(' ').map(str::to_owned).collect());
 }
 
-#[test]
-fn env_policy() {
-    replay("env-policy", same, same);
+/// Tests of transcripts in which our messages equal the recorded ones.
+macro_rules! replayed {
+    ($($test:ident $name:literal)*) => {
+        $(#[test]
+        fn $test() {
+            replay($name, same, same);
+        })*
+    };
 }
 
-#[test]
-fn late_output() {
-    replay("late-output", same, same);
-}
-
-#[test]
-fn pipe() {
-    replay("pipe", same, same);
-}
-
-#[test]
-fn stdin() {
-    replay("stdin", same, same);
-}
-
-#[test]
-fn tty() {
-    replay("tty", same, same);
-}
-
-#[test]
-fn malformed() {
-    replay("malformed", same, same);
-}
+replayed! { env_policy "env-policy" late_output "late-output" malformed "malformed" pipe "pipe" stdin "stdin" tty "tty" }
 
 #[test]
 fn handshake() {
