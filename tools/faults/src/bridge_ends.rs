@@ -139,7 +139,7 @@ impl AbandonedBridge {
         let program = records::program()?;
         // Both ways of ending are combined with both kinds of server.
         let heeds = (number / 2).is_multiple_of(2);
-        let then = if heeds { "exec \"$0\" child mcp \"$1\"" } else { "exec sleep \"$1\"" };
+        let then = if heeds { "exec \"$0\" mcp \"$1\"" } else { "exec sleep \"$1\"" };
         let script = descendants::script(&mark, 1, then);
         let words = ["/bin/sh", "-c", &script, &program, &mark];
         let child = mcp_echo::bridge(&setting.binary, url, keep, &words)

@@ -162,7 +162,7 @@ impl WireClient {
         self.call("process/start", &start(process, argv))
     }
 
-    /// Starts the child mode `producer` of this program.
+    /// Starts the subcommand `producer` of this program.
     pub fn start_producer(&mut self, process: &str, id: u64, count: u64) -> anyhow::Result<()> {
         let argv = [&records::program()?, "producer", &id.to_string(), &count.to_string()];
         self.start(process, &argv)?;
