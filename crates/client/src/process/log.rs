@@ -399,8 +399,8 @@ impl LogState {
     /// Renumbers the end of a lost process so that it follows every event received so far. After the death of a holder,
     /// a restarted server knows only the output on disk. It may give the exit or the close a number below events that
     /// were sent from memory. The log would then ignore the end as a duplicate, and readers would wait forever. A close
-    /// is renumbered whatever the exit's cause: the close is the last event, so a number below published events cannot
-    /// be right.
+    /// is renumbered after an exit with any cause: the close is the last event, so a number below published events
+    /// cannot be right.
     fn renumber_late_end(&self, event: Event) -> Event {
         let is_late = |seq: u64| seq < self.next && self.closed.is_none();
         match event {
