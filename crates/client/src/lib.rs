@@ -276,9 +276,9 @@
 //!
 //! # Memory and backpressure
 //!
-//! The client's memory does not grow with the output of a process. The server sends at most one window (4 MiB) beyond
+//! The client's memory does not grow with the output of a process. The server sends at most one window (16 MiB) beyond
 //! what was consumed. The slowest cursor of a handle decides how much counts as consumed. Further output stays on the
-//! server, up to 16 MiB in memory. After that the process blocks, as if it wrote to a full pipe. Therefore read every
+//! server, up to 20 MiB in memory. After that the process blocks, as if it wrote to a full pipe. Therefore read every
 //! cursor that you open, drop cursors that you do not read, and start noisy processes whose output is not needed with
 //! `Overflow::DropOldest` ([`Start::overflow`]). A handle without a cursor blocks its process in the same way, except
 //! while a call of [`Process::wait`] is pending.

@@ -88,7 +88,7 @@ impl Default for Config {
             takeover_after: limits::TAKEOVER_SILENCE,
             environment: Vec::new(),
             cwd: None,
-            memory_cap_bytes: 16 << 20,
+            memory_cap_bytes: limits::MEMORY_PER_PROCESS,
             ack_window_bytes: limits::ACK_WINDOW_BYTES,
             incoming_bytes: limits::INCOMING_BYTES,
             audit: Audit::default(),
