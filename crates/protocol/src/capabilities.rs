@@ -91,6 +91,8 @@ pub struct ServerCapabilities {
     pub ttl: bool,
     /// `initialize` accepts `takeover`.
     pub takeover: bool,
+    /// `initialize` accepts `sessionKey` and `attempt`.
+    pub session_key: bool,
     /// A resume can fail with the error kind `sessionAdopting`, and `process/list` reports the sessions that are being adopted.
     pub adopting: bool,
     /// The server implements `session/end`.
@@ -156,6 +158,7 @@ impl ServerCapabilities {
             follow: true,
             ttl: true,
             takeover: true,
+            session_key: true,
             adopting: true,
             session_end: true,
             forget: true,

@@ -10,7 +10,7 @@ use serde::{
 use crate::{
     SessionId,
     capabilities::{ClientCapabilities, ServerCapabilities},
-    tolerant::{is_false, null_default},
+    tolerant::{is_false, is_zero, null_default},
 };
 
 /// Value of `protocolVersion`. V0 defined it, and it is the same for all generations.
@@ -36,6 +36,16 @@ pub struct InitializeParams {
     /// Take the session over immediately if another connection is attached to it.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_false")]
     pub takeover: bool,
+    /// A random text that the client chose: 16 to 128 letters, digits, `-` and `_`. The first `initialize` with it creates a session. Every
+    /// later one of the same principal resumes that session, so a client can send requests behind `initialize` without waiting for the answer,
+    /// and send all of them again after a cut. Such a client also sends the key as `resumeSessionId`: a server without the capability
+    /// `sessionKey` then refuses the handshake, and with it the requests behind it. With a key, the server ignores `resumeSessionId`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session_key: Option<String>,
+    /// The number of this attempt to connect with `sessionKey`, from 1. The server refuses an attempt unless its number is the highest so far,
+    /// so an earlier attempt that arrives late cannot take the session, or start a process a second time.
+    #[serde(default, deserialize_with = "null_default", skip_serializing_if = "is_zero")]
+    pub attempt: u64,
 }
 
 /// Result of `initialize`. Servers of older generations send only some of its members.

@@ -72,6 +72,15 @@ pub const KEPT_ARGV_BYTES: usize = 32 * KIB;
 /// Maximum bytes of text in one result of `process/list`. Below 16 MiB, the largest frame that a client of the reference accepts.
 pub const LIST_BYTES: usize = 8 * MIB;
 
+/// Minimum and maximum bytes of a `sessionKey`. 16 letters and digits have 82 random bits or more, so two clients do not choose the same.
+pub const SESSION_KEY_BYTES: std::ops::RangeInclusive<usize> = 16..=128;
+
+/// Ended sessions with a `sessionKey` that a server remembers, so that a late attempt of their clients does not create them again.
+pub const ENDED_KEYS: usize = 32_768;
+
+/// How long an ended session with a `sessionKey` is remembered.
+pub const ENDED_KEY_KEPT: Duration = Duration::from_secs(10 * 60);
+
 /// How long an attached session keeps a closed process after its client got all output. A resume restarts the time.
 pub const CLOSED_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 

@@ -20,3 +20,9 @@ where
 pub(crate) fn is_false(flag: &bool) -> bool {
     !*flag
 }
+
+/// For `skip_serializing_if`: omits a number that is zero.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+pub(crate) fn is_zero(number: &u64) -> bool {
+    *number == 0
+}

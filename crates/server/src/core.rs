@@ -45,11 +45,12 @@ mod gone_reason;
 mod guess_throttle;
 mod idle;
 mod report;
+mod session_keys;
 
 pub use config::Config;
 pub use idle::Visit;
 
-use self::{adoption::PendingSessions, gone_reason::GoneReason};
+use self::{adoption::PendingSessions, gone_reason::GoneReason, session_keys::KeyedSessions};
 
 /// The identity that a connection acts for. A session belongs to one principal, and only that principal can resume it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -262,6 +263,8 @@ pub struct Core {
     state_lost: AtomicBool,
     /// Ended sessions that a late client may still ask for, with the reason.
     gone: Mutex<BTreeMap<String, GoneReason>>,
+    /// Sessions that clients name by keys of their own.
+    keyed: KeyedSessions,
     peers: PeerTable,
     draining: AtomicBool,
     /// Number of live `Visit`s; see `idle`.
@@ -306,6 +309,7 @@ impl Core {
             metrics: Arc::default(),
             sessions: Mutex::default(),
             gone: Mutex::default(),
+            keyed: KeyedSessions::default(),
             pending: PendingSessions::default(),
             state_lost: AtomicBool::new(false),
             peers: PeerTable::default(),
@@ -399,10 +403,11 @@ impl Core {
     /// Creates a session and writes its record to disk, so that the session survives a restart.
     pub(crate) async fn new_session(
         self: &Arc<Self>,
+        id: String,
         principal: Principal,
         attachment: Attachment,
     ) -> Result<Arc<Session>, Failure> {
-        let session = self.bare_session(principal, attachment)?;
+        let session = self.bare_session(id, principal, attachment)?;
         let (holders, id, record) = (self.holders.clone(), session.id.clone(), session.record());
         let written = tokio::task::spawn_blocking(move || holders.write_record(&id, &record)).await;
         if let Err(error) = written.map_err(io::Error::other).flatten() {
@@ -415,7 +420,12 @@ impl Core {
         Ok(session)
     }
 
-    fn bare_session(self: &Arc<Self>, principal: Principal, attachment: Attachment) -> Result<Arc<Session>, Failure> {
+    fn bare_session(
+        self: &Arc<Self>,
+        id: String,
+        principal: Principal,
+        attachment: Attachment,
+    ) -> Result<Arc<Session>, Failure> {
         if self.is_draining() {
             return Err(Failure::Draining);
         }
@@ -424,9 +434,13 @@ impl Core {
             return Err(Failure::TooMany { what: "sessions of this server", most: self.config.sessions_max });
         }
         self.metrics.sessions.inc();
-        let id = (self.config.session_ids)().into();
         // `None`: not detached. The connection that asked for the session attaches next.
-        Ok(Session::new(id, principal, Arc::downgrade(self), attachment, None))
+        Ok(Session::new(id.into(), principal, Arc::downgrade(self), attachment, None))
+    }
+
+    /// The id for a session that its client does not name.
+    pub(crate) fn new_session_id(&self) -> String {
+        (self.config.session_ids)()
     }
 
     /// Creates the implicit session of a connection that calls `command/*` without a handshake. Without a later
@@ -437,9 +451,9 @@ impl Core {
         peer: Arc<Peer>,
     ) -> Result<Arc<Session>, Failure> {
         let attachment = compat::implicit_attachment();
-        let session = self.bare_session(principal, attachment)?;
+        let session = self.bare_session(self.new_session_id(), principal, attachment)?;
         self.sessions.lock().insert(session.id.clone(), session.clone());
-        session.attach(peer, attachment, AttachClaim::Any)?;
+        session.attach(peer, attachment, AttachClaim::Any, None)?;
         Ok(session)
     }
 
@@ -477,6 +491,8 @@ impl Core {
 
     /// Removes an ended session from the table and from disk.
     pub(crate) fn remove(&self, id: &str) {
+        // Before the removal from the table, so that the session is always found in one of the two.
+        self.remember_ended(id);
         self.sessions.lock().remove(id);
         match self.holders.remove(id) {
             Ok(()) => {}

@@ -170,11 +170,15 @@ impl Session {
 
     /// Attaches `peer` and supersedes the previous connection, if any. With `AttachClaim::From` the attach fails if the
     /// session is attached to a connection other than the named one: another client was faster and keeps the session.
+    ///
+    /// `attempt` is the number of a connection with the session's key. The attach fails unless it is the highest so far: an earlier attempt of
+    /// the same client has arrived late, and must not take the session from a later one.
     pub(crate) fn attach(
         self: &Arc<Self>,
         peer: Arc<Peer>,
         attachment: Attachment,
         claim: AttachClaim,
+        attempt: Option<u64>,
     ) -> Result<(), Failure> {
         let mut state = self.state.lock();
         if state.is_over {
@@ -186,6 +190,12 @@ impl Session {
             && silent != Some(other)
         {
             return Err(Failure::SessionAttached { id: self.id.to_string() });
+        }
+        if let Some(attempt) = attempt {
+            if attempt <= state.last_attempt {
+                return Err(Failure::SessionAttached { id: self.id.to_string() });
+            }
+            state.last_attempt = attempt;
         }
         let old = state.attached.replace(peer).filter(|old| old.id != id);
         state.detached_since = None;

@@ -88,29 +88,39 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
         message::params(params).map_err(|error| Failure::InvalidParams { reason: error.to_string() })?;
     let capabilities = params.capabilities.clone().unwrap_or_default();
     let attachment = attachment(&params, &capabilities, connection.core.config.session_ttl_max);
-    let (session, resumed, claim) = match (&params.resume_session_id, implicit) {
-        (Some(id), implicit) => {
-            let session = find_session(connection, id.as_str(), attachment.rules).await?;
+    let named = match (&params.session_key, &params.resume_session_id) {
+        (Some(key), _) => {
+            if params.attempt == 0 {
+                let reason = "`sessionKey` needs `attempt`, which begins at 1".to_owned();
+                return Err(Failure::InvalidParams { reason });
+            }
+            let principal = connection.grant.principal().clone();
+            Some(connection.core.keyed_session(&principal, key, attachment).await?)
+        }
+        (None, Some(id)) => Some((find_session(connection, id.as_str(), attachment.rules).await?, true)),
+        (None, None) => None,
+    };
+    let (session, resumed, claim) = match (named, implicit) {
+        (Some((session, resumed)), implicit) => {
             let old = session.attached().filter(|old| old.id != connection.peer.id);
             let claim =
                 if params.takeover { AttachClaim::Any } else { AttachClaim::From(old.as_ref().map(|old| old.id)) };
             if let Some(old) = old.filter(|_| !params.takeover)
                 && is_answering(&session, &old, connection.core.config.takeover_after).await
             {
-                return Err(Failure::SessionAttached { id: id.to_string() });
+                return Err(Failure::SessionAttached { id: session.id.to_string() });
             }
             if let Some(implicit) = implicit.filter(|implicit| implicit.id != session.id) {
                 // The client does not know the id of its implicit session, so that session could never be resumed.
                 implicit.end().await;
             }
-            (session, true, claim)
+            (session, resumed, claim)
         }
         (None, Some(session)) => (session, false, AttachClaim::Any),
-        (None, None) => (
-            connection.core.new_session(connection.grant.principal().clone(), attachment).await?,
-            false,
-            AttachClaim::Any,
-        ),
+        (None, None) => {
+            let (id, principal) = (connection.core.new_session_id(), connection.grant.principal().clone());
+            (connection.core.new_session(id, principal, attachment).await?, false, AttachClaim::Any)
+        }
     };
     let speaks = |dialect: &str| capabilities.dialects.iter().any(|word| word == dialect);
     let binary = speaks(frame::BINARY);
@@ -122,7 +132,7 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
         binary,
         ack_window_bytes: connection.core.config.ack_window_bytes,
     });
-    session.attach(connection.peer.clone(), attachment, claim)?;
+    session.attach(connection.peer.clone(), attachment, claim, params.session_key.map(|_| params.attempt))?;
     if resumed {
         connection.core.metrics.resumed.inc();
     }

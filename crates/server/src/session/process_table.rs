@@ -37,6 +37,8 @@ pub(super) struct SessionState {
     pub(super) detached_since: Option<Instant>,
     /// From the client that attached last.
     pub(super) attachment: Attachment,
+    /// The highest `attempt` of a connection with the session's key; 0 before the first one.
+    pub(super) last_attempt: u64,
     pub(super) processes: BTreeMap<String, ProcessEntry>,
     /// All processes. Also contains those without a name: hidden ones, forgotten ones that readers still hold, and
     /// those that started after their start was withdrawn. The task of the link has its own table for the messages of
