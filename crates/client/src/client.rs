@@ -4,7 +4,14 @@
 //! processes share the session. The connection closes when the last of them is dropped and its cleanup is done. The server keeps the
 //! session until its time-to-live is over.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use exec_server_protocol::{
     Empty, ProcessId, SessionId, environment,
@@ -13,7 +20,10 @@ use exec_server_protocol::{
     initialize::Ttl,
     process as wire,
 };
-use tokio::{sync::watch, task::JoinSet};
+use tokio::{
+    sync::{oneshot, watch},
+    task::JoinSet,
+};
 
 use crate::{
     Request,
@@ -22,8 +32,9 @@ use crate::{
     error::Error,
     process::{self, Process, ProcessShared, log::EventLog, recovery, start::Start, stdin_queue::StdinQueue},
     requests,
-    routes::EventSource,
-    session::{ConnectionState, ProcessKey, ServerDescription, Session, SessionOptions},
+    routes::{EventSource, Routes},
+    server_link,
+    session::{ConnectionState, EarlyRequest, EarlyStart, ProcessKey, ServerDescription, Session, SessionOptions},
     transport::{Connect, Dialer, Launch, Target, Tls, Token},
 };
 
@@ -58,7 +69,20 @@ impl Default for Attach {
     }
 }
 
+/// A start whose route exists.
+struct RequestedStart {
+    params: wire::StartParams,
+    key: ProcessKey,
+    log: Arc<EventLog>,
+    terminate_on_drop: bool,
+    keeps_write_ids: bool,
+}
+
 impl Client {
+    fn new(session: Arc<Session>, keeper: JoinSet<()>) -> Self {
+        Self { handle: Arc::new(SessionHandle { session, _keeper: keeper }) }
+    }
+
     /// Connects to `ws://`, `wss://`, `unix://`, `stdio:` or `ssh://`, with the defaults of [`Builder`].
     pub async fn connect(url: &str) -> Result<Self, Error> {
         Self::builder().connect(url).await
@@ -113,20 +137,29 @@ impl Client {
         let Start { id, mut params, terminate_on_drop } = start;
         self.check(&params)?;
         params.process_id = id.unwrap_or_else(|| ProcessId::from(crate::random_word()));
-        let is_tty = params.tty;
-        let cwd = session.working_directory(params.cwd.take()).await?;
+        // A current server fills in the same directory as `working_directory`, without a request.
+        if params.cwd.is_some() || !session.generation().has_default_directory() {
+            params.cwd = Some(session.working_directory(params.cwd.take()).await?);
+        }
         let keeps_write_ids = session.keeps_write_ids().await?;
         let key = ProcessKey { session_id: None, process_id: params.process_id.clone() };
         // Add the route before the request is sent: the first events can arrive before the answer.
         let Some(log) = session.routes.add(key.clone(), EventSource::Starting, 0) else {
             return Err(refused(Kind::DuplicateProcess, format!("process {} already exists", key.process_id)));
         };
+        self.finish_start(RequestedStart { params, key, log, terminate_on_drop, keeps_write_ids }, None).await
+    }
+
+    /// Sends a start whose route exists, unless `early` was sent already, and waits for the answer.
+    async fn finish_start(&self, start: RequestedStart, early: Option<EarlyRequest>) -> Result<Process, Error> {
+        let session = self.session();
+        let RequestedStart { params, key, log, terminate_on_drop, keeps_write_ids } = start;
+        let is_tty = params.tty;
         let mut starting = RouteGuard { handle: &self.handle, key: &key, log: &log, may_be_running: true };
         let started = if session.generation().has_process_methods() {
-            params.cwd = Some(cwd);
-            self.start_once(params, &key).await
+            self.start_once(params, &key, early).await
         } else {
-            command::start(session, params, cwd).await
+            command::start(session, params).await
         };
         // After an answer, successful or not, no start is in flight. After other errors, such as an unknown outcome, the process may run.
         let is_answered = matches!(&started, Ok(_) | Err(Error::Server { .. }));
@@ -147,8 +180,13 @@ impl Client {
         }))
     }
 
-    async fn start_once(&self, params: wire::StartParams, key: &ProcessKey) -> Result<wire::StartResult, Error> {
-        let sent = self.session().send::<requests::ProcessStart>(&params).await?;
+    async fn start_once(
+        &self,
+        params: wire::StartParams,
+        key: &ProcessKey,
+        early: Option<EarlyRequest>,
+    ) -> Result<wire::StartResult, Error> {
+        let sent = self.session().send_again::<requests::ProcessStart>(&params, early).await?;
         let is_repeated = sent.is_repeated;
         match sent.result::<requests::ProcessStart>() {
             // The first attempt succeeded, but its answer was lost with the connection.
@@ -262,6 +300,12 @@ impl Client {
     /// Ends the session: the server kills every process of the session. Every handle of the session fails afterwards.
     pub async fn end_session(&self) -> Result<(), Error> {
         self.session().end().await
+    }
+
+    /// Like [`end_session`](Self::end_session), but over a socket returns as soon as the request is passed to the kernel, which saves a round trip. If
+    /// the connection breaks before the request arrives, the session ends with its time-to-live.
+    pub async fn end_session_soon(&self) -> Result<(), Error> {
+        self.session().end_soon().await
     }
 
     /// Closes the connection cleanly, after sending the acknowledgements that are due. Every handle of the session fails afterwards. The
@@ -433,6 +477,11 @@ impl Builder {
         /// Makes calls fail at once while the connection is cut, instead of waiting for a reconnect.
         fail_fast(fail: bool) => options.fail_fast = fail;
 
+        /// A random text of 16 to 128 letters, digits, `-` and `_`, used only once. It lets [`open_and_start`](Self::open_and_start) send the start
+        /// together with the handshake. Set it only for a server that announced the capability `session_key` on an earlier connection. If the
+        /// server does not have the capability any longer, the client connects once more without the key.
+        session_key(key: impl Into<String>) => options.session_key = Some(key.into());
+
         /// Sets a timeout for every call. Default: none. Writes to stdin have no timeout.
         call_timeout(within: Duration) => options.call_timeout = Some(within);
     }
@@ -454,7 +503,55 @@ impl Builder {
 
     /// Connects over a custom transport.
     pub async fn open(self, connect: impl Connect) -> Result<Client, Error> {
-        let (session, keeper) = Session::open(Box::new(connect), self.options).await?;
-        Ok(Client { handle: Arc::new(SessionHandle { session, _keeper: keeper }) })
+        let opened = Session::open(Box::new(connect), self.options, Arc::default(), None).await?;
+        Ok(Client::new(opened.session, opened.keeper))
+    }
+
+    /// Connects over a custom transport and starts a process, exactly once. With a [`session_key`](Self::session_key), the start is sent together
+    /// with the handshake, which saves a round trip. The first error is that of the connection, the second that of the start.
+    ///
+    /// If the connection breaks before the answer, the client connects again for as long as it would to an established session, because the
+    /// process may be running. If it gives up, the error is [`Error::UnknownOutcome`]. Dropping this future ends the session as soon as the server
+    /// can be reached. `is_sent` becomes true just before the start is sent, so that a caller can tell whether the process may be running.
+    pub async fn open_and_start(
+        self,
+        connect: impl Connect,
+        start: Start,
+        is_sent: Arc<AtomicBool>,
+    ) -> Result<(Client, Result<Process, Error>), Error> {
+        let Some(session_key) = self.options.session_key.clone().filter(|_| self.options.resume.is_none()) else {
+            let client = self.open(connect).await?;
+            is_sent.store(true, Ordering::Relaxed);
+            let process = client.start(start).await;
+            return Ok((client, process));
+        };
+        // A server that knows session keys also knows every option of a start that `Client::check` is about, and the default directory.
+        let Start { id, mut params, terminate_on_drop } = start.clone();
+        params.process_id = id.unwrap_or_else(|| ProcessId::from(crate::random_word()));
+        let start = Start { id: Some(params.process_id.clone()), ..start };
+        let key = ProcessKey { session_id: None, process_id: params.process_id.clone() };
+        let routes = Arc::new(Routes::before_handshake());
+        let log = routes.add(key.clone(), EventSource::Starting, 0).expect("the table of routes is new");
+        let encoded = server_link::encode(requests::ProcessStart::NAME, &params)?;
+        let early = EarlyStart { session_key, params: encoded, is_sent: Arc::clone(&is_sent) };
+        let opening = Session::open(Box::new(connect), self.options, Arc::clone(&routes), Some(early));
+        let (opened_tx, opened_rx) = oneshot::channel();
+        // A task of its own, so that a dropped caller does not leave the process running.
+        tokio::spawn(async move {
+            if let Err(Ok(opened)) = opened_tx.send(opening.await) {
+                opened.session.end().await.ok(); // Nothing is left that could report the error.
+            }
+        });
+        let opened = opened_rx.await.map_err(|_| Error::Disconnected { reason: None })??;
+        let client = Client::new(opened.session, opened.keeper);
+        let process = if opened.started.is_some() {
+            let start = RequestedStart { params, key, log, terminate_on_drop, keeps_write_ids: true };
+            client.finish_start(start, opened.started).await
+        } else {
+            routes.remove(&key, &log);
+            is_sent.store(true, Ordering::Relaxed);
+            client.start(start).await
+        };
+        Ok((client, process))
     }
 }

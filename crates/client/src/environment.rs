@@ -28,9 +28,12 @@ pub use error::EnvironmentError;
 pub use file::{Choice, Environments, Identity, LOCAL, NONE, REMOTE, RemoteSpec};
 pub use lazy::EnvironmentState;
 
-#[cfg(feature = "local")]
-use std::sync::Arc;
-use std::{ffi::OsString, fmt, path::PathBuf};
+use std::{
+    ffi::OsString,
+    fmt,
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use sha2::{Digest as _, Sha256};
 
@@ -38,7 +41,7 @@ use self::lazy::{Lazy, Openable};
 #[cfg(feature = "local")]
 use crate::local::{Local, LocalConfig};
 use crate::{
-    Builder, Client, ConnectionState, Error, ErrorKind,
+    Builder, Client, ConnectionState, Error, ErrorKind, Process, Start,
     error::{ConnectFailure, chain},
     transport::{Dialer, Tls, Token, TokenError},
 };
@@ -164,7 +167,24 @@ impl Openable for Backend {
 
 impl RemoteSpec {
     /// Connects. The settings of this spec override those of the builder. The token is used if neither the URL nor the file has one.
-    pub async fn connect(&self, mut builder: Builder, token: Option<Token>) -> Result<Client, Error> {
+    pub async fn connect(&self, builder: Builder, token: Option<Token>) -> Result<Client, Error> {
+        let (builder, dialer) = self.configure(builder, token).await?;
+        builder.open(dialer).await
+    }
+
+    /// Connects and starts a process; see [`Builder::open_and_start`].
+    pub async fn connect_and_start(
+        &self,
+        builder: Builder,
+        token: Option<Token>,
+        start: Start,
+        is_sent: Arc<AtomicBool>,
+    ) -> Result<(Client, Result<Process, Error>), Error> {
+        let (builder, dialer) = self.configure(builder, token).await?;
+        builder.open_and_start(dialer, start, is_sent).await
+    }
+
+    async fn configure(&self, mut builder: Builder, token: Option<Token>) -> Result<(Builder, Dialer), Error> {
         let failure = ConnectFailure::Permanent;
         let failed = |reason| Error::Connect { address: self.target.to_string(), failure, reason };
         let token = match &self.token_file {
@@ -180,7 +200,7 @@ impl RemoteSpec {
         let client_cert = self.identity.clone().map(|identity| (identity.cert, identity.key));
         let tls = Tls { ca_file: self.ca_file.clone(), client_cert };
         let insecure_plaintext = self.insecure_plaintext;
-        builder.open(Dialer { target: self.target.clone(), token, tls, insecure_plaintext }).await
+        Ok((builder, Dialer { target: self.target.clone(), token, tls, insecure_plaintext }))
     }
 
     /// A hash that identifies the server and the token without revealing them. It covers the name, the address, the parts of the address

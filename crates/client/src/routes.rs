@@ -9,6 +9,7 @@ use exec_server_protocol::{ProcessId, SessionId, process::AckParams};
 use parking_lot::Mutex;
 
 use crate::{
+    compat,
     process::log::{EventLog, FlowPolicy},
     session::ProcessKey,
 };
@@ -43,11 +44,21 @@ struct RouteTable {
 }
 
 impl Routes {
+    /// Routes for a start that is sent before the server has announced how it sends events: as a server with session keys does.
+    pub(crate) fn before_handshake() -> Self {
+        let state = RouteTable { flow_policy: FlowPolicy::acked(compat::WINDOW_MAX), ..RouteTable::default() };
+        Self { state: Mutex::new(state) }
+    }
+
     /// Sets how the server sends events, and the id of the client's own session.
     pub(crate) fn set_flow_policy(&self, flow_policy: FlowPolicy, own: Option<SessionId>) {
         let mut state = self.state.lock();
         state.flow_policy = flow_policy;
         state.own = own;
+        // The log of a start that was sent with the handshake.
+        for (log, _) in state.routes.values() {
+            log.set_flow_policy(flow_policy);
+        }
     }
 
     /// Creates the log of a process before any request about it is sent; `None` if the process has a log already.

@@ -6,7 +6,7 @@ use std::{
     io,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -81,6 +81,29 @@ pub(crate) struct DialRequest<'a> {
     pub(crate) takeover: bool,
     /// The number of the link among those of this client's session.
     pub(crate) epoch: u64,
+    /// A start to send together with the handshake.
+    pub(crate) early: Option<EarlyAttempt<'a>>,
+}
+
+/// An attempt to connect that sends `initialize`, `initialized` and `process/start` together.
+#[derive(Clone, Copy)]
+pub(crate) struct EarlyAttempt<'a> {
+    /// The key by which the server recognizes the session in a later attempt.
+    pub(crate) session_key: &'a str,
+    /// The number of this attempt, from 1.
+    pub(crate) number: u64,
+    /// The params of `process/start`.
+    pub(crate) start: &'a RawValue,
+    /// Set before the start is sent.
+    pub(crate) is_sent: &'a AtomicBool,
+}
+
+/// A link after the handshake.
+pub(crate) struct DialedLink {
+    pub(crate) link: ServerLink,
+    pub(crate) result: InitializeResult,
+    /// The start that was sent with the handshake.
+    pub(crate) started: Option<SentRequest>,
 }
 
 /// A failed attempt to connect or to do the handshake.
@@ -89,17 +112,19 @@ pub(crate) struct DialError {
     pub(crate) is_worth_retrying: bool,
     /// Whether the server violated the protocol. The session gives a server up after repeated violations.
     pub(crate) is_violation: bool,
+    /// Whether a start was sent with the handshake, and no answer says whether the server handled it.
+    pub(crate) may_have_started: bool,
 }
 
 impl DialError {
     /// A failure that another attempt may avoid.
     pub(crate) fn retryable(error: Error) -> Self {
-        Self { error, is_worth_retrying: true, is_violation: false }
+        Self { error, is_worth_retrying: true, is_violation: false, may_have_started: false }
     }
 
     /// A failure that every further attempt would repeat.
     pub(crate) fn permanent(error: Error) -> Self {
-        Self { error, is_worth_retrying: false, is_violation: false }
+        Self { error, is_worth_retrying: false, is_violation: false, may_have_started: false }
     }
 
     /// Whether the link broke before the answer, so that the request may still reach the server. A timeout does not count.
@@ -222,6 +247,11 @@ impl ServerLink {
         self.end_carrier().await;
     }
 
+    /// Whether a program or tunnel carries the connection. It would be killed if this program ended before it.
+    pub(crate) async fn has_carrier(&self) -> bool {
+        self.carrier.lock().await.is_some()
+    }
+
     /// Closes the connection, ends its carrier and waits for it: a program that this client started must not outlive the connection.
     async fn end_carrier(&self) {
         self.raw.abandon(CloseReason::Eof);
@@ -280,13 +310,13 @@ pub(crate) fn ping_interval() -> time::Interval {
     pings
 }
 
-/// Opens a link and does the handshake except for the final `initialized` notification.
+/// Opens a link and does the handshake. The final `initialized` notification is sent only in an early attempt.
 pub(crate) async fn dial(
     connect: &dyn Connect,
     request: DialRequest<'_>,
     router: NotificationRouter,
-) -> Result<(ServerLink, InitializeResult), DialError> {
-    let DialRequest { options, resume, takeover, epoch } = request;
+) -> Result<DialedLink, DialError> {
+    let DialRequest { options, resume, takeover, epoch, early } = request;
     let address = connect.address();
     let connect_within = options.connect_timeout;
     let initialize_within = options.initialize_timeout.saturating_add(connect.patience());
@@ -294,7 +324,7 @@ pub(crate) async fn dial(
         Ok(Ok(connection)) => connection,
         Ok(Err(error)) => {
             let is_worth_retrying = matches!(error, Error::Connect { .. } | Error::Spawn { .. });
-            return Err(DialError { error, is_worth_retrying, is_violation: false });
+            return Err(DialError { is_worth_retrying, ..DialError::retryable(error) });
         }
         Err(_) => return Err(DialError::retryable(Error::ConnectTimeout { address, within: connect_within })),
     };
@@ -312,9 +342,11 @@ pub(crate) async fn dial(
         writing: AtomicUsize::new(0),
         carrier,
     };
+    let (session_key, attempt) = early.map_or((None, 0), |early| (Some(early.session_key.to_owned()), early.number));
     let params = InitializeParams {
         client_name: options.name.clone(),
-        resume_session_id: resume.clone(),
+        // A server that does not know `sessionKey` then refuses the handshake, and with it the start behind it.
+        resume_session_id: resume.clone().or_else(|| session_key.as_deref().map(SessionId::from)),
         capabilities: Some(ClientCapabilities {
             ack: true,
             gap: true,
@@ -322,23 +354,52 @@ pub(crate) async fn dial(
             dialects: vec![frame::BINARY.to_owned(), message::ATTACHED.to_owned()],
         }),
         ttl_ms: options.ttl,
-        takeover,
+        takeover: takeover || attempt > 1,
+        session_key,
+        attempt,
     };
-    let asking = link.call::<requests::Initialize>(&params);
-    let dial_error = match time::timeout(initialize_within, asking).await {
-        Ok(Ok(result)) => {
+    let shaking_hands = async {
+        let fail = |error| link.error(requests::Initialize::NAME, error);
+        let initializing = link.send(Method::Initialize, &params).await.map_err(fail)?;
+        let started = match early {
+            None => None,
+            Some(early) => {
+                link.notify(Notification::Initialized, &exec_server_protocol::Empty {}).await?;
+                early.is_sent.store(true, Ordering::Relaxed);
+                Some(link.send(Method::ProcessStart, &early.start).await.map_err(fail)?)
+            }
+        };
+        let result = initializing.answer().await.map_err(fail)?;
+        Ok((decode::<InitializeResult>(requests::Initialize::NAME, &result)?, started))
+    };
+    let dial_error = match time::timeout(initialize_within, shaking_hands).await {
+        Ok(Ok((result, _))) if early.is_some() && !has_session_keys(&result) => {
+            let reason = Some(format!("the server at {address} was replaced by another version"));
+            DialError::permanent(Error::UnknownOutcome { method: requests::ProcessStart::NAME, reason })
+        }
+        Ok(Ok((result, started))) => {
             let dialects = result.capabilities.as_ref().map(|capabilities| &capabilities.dialects);
             let speaks = |dialect| dialects.is_some_and(|dialects| dialects.iter().any(|word| word == dialect));
             link.is_binary = speaks(frame::BINARY);
             // Newline framing cannot carry attached bytes, even if the server announces that dialect.
             link.takes_blocks = has_frames && speaks(message::ATTACHED);
-            return Ok((link, result));
+            return Ok(DialedLink { link, result, started });
         }
-        Ok(Err(error)) => link.explain_handshake_error(error, resume).await,
-        Err(_) => DialError::retryable(Error::InitializeTimeout { address, within: initialize_within }),
+        Ok(Err(error)) => {
+            let may_have_started = early.is_some() && matches!(error, Error::Disconnected { .. });
+            DialError { may_have_started, ..link.explain_handshake_error(error, resume).await }
+        }
+        Err(_) => DialError {
+            may_have_started: early.is_some(),
+            ..DialError::retryable(Error::InitializeTimeout { address, within: initialize_within })
+        },
     };
     link.end_carrier().await;
     Err(dial_error)
+}
+
+fn has_session_keys(result: &InitializeResult) -> bool {
+    result.session_id.is_some() && result.capabilities.as_ref().is_some_and(|capabilities| capabilities.session_key)
 }
 
 impl ServerLink {

@@ -14,7 +14,11 @@
 //! Failure paths: an interrupted call is sent again if that is harmless; otherwise it fails with an unknown outcome. If the server no
 //! longer knows the session, every process and every later call fails with the same reason.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{
+    pin::Pin,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use exec_server_protocol::{
@@ -27,6 +31,7 @@ use exec_server_protocol::{
     method::{Method, Notification, RepeatRule},
     process::ProcessParams,
 };
+use exec_server_rpc::client::SentRequest;
 use parking_lot::Mutex;
 use serde_json::value::RawValue;
 use tokio::{
@@ -46,7 +51,7 @@ use crate::{
     process::{log::FlowPolicy, recovery},
     requests,
     routes::Routes,
-    server_link::{self, CallPayload, DialError, DialRequest, ServerLink},
+    server_link::{self, CallPayload, DialError, DialRequest, DialedLink, EarlyAttempt, ServerLink},
     transport::Connect,
 };
 
@@ -83,6 +88,7 @@ pub(crate) struct SessionOptions {
     pub(crate) backoff: Backoff,
     pub(crate) fail_fast: bool,
     pub(crate) call_timeout: Option<Duration>,
+    pub(crate) session_key: Option<String>,
 }
 
 /// The state of the connection between a session and its server.
@@ -130,6 +136,36 @@ pub(crate) struct Peer {
     pub(crate) server: ServerDescription,
 }
 
+/// A start to send together with the first handshake; see [`Builder::session_key`](crate::Builder::session_key).
+pub(crate) struct EarlyStart {
+    pub(crate) session_key: String,
+    /// The params of `process/start`.
+    pub(crate) params: Box<RawValue>,
+    /// Set before the start is sent for the first time.
+    pub(crate) is_sent: Arc<AtomicBool>,
+}
+
+impl EarlyStart {
+    fn attempt(&self, number: u64) -> EarlyAttempt<'_> {
+        EarlyAttempt { session_key: &self.session_key, number, start: &self.params, is_sent: &self.is_sent }
+    }
+}
+
+/// A request that was sent before [`Session::send_payload`] was called.
+pub(crate) struct EarlyRequest {
+    link: Arc<ServerLink>,
+    request: SentRequest,
+    is_repeated: bool,
+}
+
+/// A session that was just opened.
+pub(crate) struct OpenedSession {
+    pub(crate) session: Arc<Session>,
+    pub(crate) keeper: JoinSet<()>,
+    /// The start that was sent with the handshake. `None` if the server does not know session keys any longer.
+    pub(crate) started: Option<EarlyRequest>,
+}
+
 /// A call that was answered.
 pub(crate) struct Sent {
     /// The result and the bytes that are attached to it, or the server's error.
@@ -175,25 +211,34 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Connects for the first time and starts the keeper task.
+    /// Connects for the first time and starts the keeper task. `early` is sent together with the handshake.
     pub(crate) async fn open(
         connect: Box<dyn Connect>,
         options: SessionOptions,
-    ) -> Result<(Arc<Self>, JoinSet<()>), Error> {
-        let routes = Arc::new(Routes::default());
+        routes: Arc<Routes>,
+        mut early: Option<EarlyStart>,
+    ) -> Result<OpenedSession, Error> {
         let (streams, acks) = (Arc::new(BodyStreams::default()), Arc::new(Notify::new()));
         let mut first_connect = FirstConnect::new(&options);
         let mut has_ghost = false;
-        let (link, result) = loop {
+        let mut attempts = 0;
+        let DialedLink { link, result, started } = loop {
             let router = NotificationRouter::new(Arc::clone(&routes), Arc::clone(&streams), Arc::clone(&acks));
             let resume = options.resume.clone();
-            let request = DialRequest { options: &options, resume, takeover: options.takeover, epoch: 1 };
+            attempts += 1;
+            let early_attempt = early.as_ref().map(|early| early.attempt(attempts));
+            let request =
+                DialRequest { options: &options, resume, takeover: options.takeover, epoch: 1, early: early_attempt };
             match server_link::dial(&*connect, request, router).await {
                 Ok(opened) => break opened,
                 Err(dial_error) => {
+                    if early.is_some() && first_connect.has_no_session_keys(&dial_error) {
+                        early = None;
+                        continue;
+                    }
                     let within = adopting::resume_within(&options, &dial_error.error);
                     let Some(pause) = first_connect.pause_after(&dial_error, within) else {
-                        return Err(dial_error.error);
+                        return Err(first_connect.explain(dial_error.error));
                     };
                     // An attempt that resumes can take the session from this client if it reaches the server late. An attempt that creates
                     // a session cannot.
@@ -208,8 +253,12 @@ impl Session {
         }
         routes.set_flow_policy(peer.flow_policy(), peer.session_id.clone());
         let link = Arc::new(link);
-        // The server has attached the session by now. If this notification fails, the keeper reconnects as usual.
-        link.notify(Notification::Initialized, &exec_server_protocol::Empty {}).await.ok();
+        if started.is_none() {
+            // The server has attached the session by now. If this notification fails, the keeper reconnects as usual.
+            link.notify(Notification::Initialized, &exec_server_protocol::Empty {}).await.ok();
+        }
+        let is_repeated = first_connect.may_have_started();
+        let started = started.map(|request| EarlyRequest { link: Arc::clone(&link), request, is_repeated });
         let session = Arc::new(Self {
             connect,
             options,
@@ -224,7 +273,7 @@ impl Session {
         });
         let mut keeper = JoinSet::new();
         keeper.spawn(Arc::clone(&session).keep_connected(link, has_ghost));
-        Ok((session, keeper))
+        Ok(OpenedSession { session, keeper, started })
     }
 
     /// The address of the server, without its token.
@@ -257,8 +306,17 @@ impl Session {
 
     /// Like [`call`](Self::call), and also returns how the call was sent.
     pub(crate) async fn send<M: Request>(&self, params: &M::Params<'_>) -> Result<Sent, Error> {
+        self.send_again::<M>(params, None).await
+    }
+
+    /// Like [`send`](Self::send), for a call whose request may have been sent already.
+    pub(crate) async fn send_again<M: Request>(
+        &self,
+        params: &M::Params<'_>,
+        early: Option<EarlyRequest>,
+    ) -> Result<Sent, Error> {
         let params = server_link::encode(M::NAME, params)?;
-        self.send_payload(M::METHOD, CallPayload::Params(&params)).await
+        self.send_payload(M::METHOD, CallPayload::Params(&params), early).await
     }
 
     /// Like [`call`](Self::call), with bytes attached to the request. A server that does not accept attached bytes gets them in the params,
@@ -270,7 +328,7 @@ impl Session {
     ) -> Result<M::Result, Error> {
         let params = |text| server_link::encode(M::NAME, &params(text));
         let payload = CallPayload::WithBytes { bytes, params: &params };
-        self.send_payload(M::METHOD, payload).await?.result::<M>()
+        self.send_payload(M::METHOD, payload, None).await?.result::<M>()
     }
 
     /// Applies the caller's `call_timeout`.
@@ -288,16 +346,29 @@ impl Session {
 
     /// Sends a call, and sends it again on the next link if that is harmless. It is not generic, so that it is compiled once and not for
     /// each method.
-    async fn send_payload(&self, method: Method, payload: CallPayload<'_>) -> Result<Sent, Error> {
+    async fn send_payload(
+        &self,
+        method: Method,
+        payload: CallPayload<'_>,
+        early: Option<EarlyRequest>,
+    ) -> Result<Sent, Error> {
         let (name, repeat) = (method.name(), method.info().repeat);
         let calling = async {
             let mut after = 0;
-            let mut is_repeated = false;
+            let mut is_repeated = early.as_ref().is_some_and(|early| early.is_repeated);
+            let mut early = early;
             let links = self.link_waiter();
             loop {
-                let link = links.after(after).await?;
+                let (link, sent) = match early.take() {
+                    Some(early) => (early.link, Ok(early.request)),
+                    None => {
+                        let link = links.after(after).await?;
+                        let sent = link.send_payload(method, payload).await;
+                        (link, sent)
+                    }
+                };
                 after = link.epoch;
-                let sent = match link.send_payload(method, payload).await {
+                let sent = match sent {
                     Ok(sent) => sent,
                     // The call was never sent, so sending it on the next link is safe for every method.
                     Err(Error::Disconnected { .. }) => continue,
@@ -336,6 +407,23 @@ impl Session {
             link.end().await;
         }
         Ok(())
+    }
+
+    /// Like [`end`](Self::end), but does not wait for the server's answer if the connection is a socket: the kernel delivers what was sent, even if
+    /// this program exits. If the connection breaks before that, the session ends with its time-to-live.
+    pub(crate) async fn end_soon(&self) -> Result<(), Error> {
+        if let LinkStatus::Up(link) = self.link_state.get()
+            && !link.has_carrier().await
+        {
+            // As in `request_end`.
+            let _answering = self.ending.lock().await;
+            if link.send(Method::SessionEnd, &exec_server_protocol::Empty {}).await.is_ok() {
+                self.mark_lost(Error::Disconnected { reason: Some("the session was ended".to_owned()) });
+                link.raw.finish_sending().await;
+                return Ok(());
+            }
+        }
+        self.end().await
     }
 
     /// Returns the link that is still open, if any.
@@ -472,8 +560,8 @@ impl Session {
         // Normally take over, because the server may not have noticed yet that the previous connection of this client is gone.
         let takeover = takeover && self.peer.server.capabilities.takeover;
         let resume = Some(session_id.clone());
-        let request = DialRequest { options: &self.options, resume, takeover, epoch };
-        let (link, result) = server_link::dial(&*self.connect, request, router).await?;
+        let request = DialRequest { options: &self.options, resume, takeover, epoch, early: None };
+        let DialedLink { link, result, .. } = server_link::dial(&*self.connect, request, router).await?;
         let link = Arc::new(link);
         check_resumed(result.session_id.as_ref(), session_id).map_err(DialError::permanent)?;
         // The server may not have received the last acknowledgements.

@@ -19,15 +19,11 @@ use crate::{
 };
 
 /// Starts a process.
-pub(crate) async fn start(
-    session: &Session,
-    start: wire::StartParams,
-    cwd: PathArg,
-) -> Result<wire::StartResult, Error> {
+pub(crate) async fn start(session: &Session, start: wire::StartParams) -> Result<wire::StartResult, Error> {
     let params = command::ExecParams {
         process_id: start.process_id,
         argv: start.argv,
-        cwd,
+        cwd: start.cwd.unwrap_or_else(|| PathArg::new("/")),
         env: start.env.unwrap_or_default(),
         tty: start.tty,
         arg0: start.arg0,

@@ -42,7 +42,7 @@ const REFERENCE_RECOVERY: Duration = Duration::from_secs(25);
 /// Bounds for the window that a server announces. With a smaller one, the client would acknowledge almost every event. A larger one could
 /// fill the client's memory.
 const WINDOW_MIN: u64 = 1 << 16;
-const WINDOW_MAX: u64 = 16 << 20;
+pub(crate) const WINDOW_MAX: u64 = 16 << 20;
 
 /// The end of a reference server's message about a session that has a connection already.
 const ATTACHED: &str = "is already attached to another connection";
@@ -97,6 +97,11 @@ impl Generation {
 
     /// Whether the server closes a link with a special code when another connection takes the session over.
     pub(crate) fn reports_takeover(self) -> bool {
+        self == Self::Current
+    }
+
+    /// Whether `process/start` may omit the working directory.
+    pub(crate) fn has_default_directory(self) -> bool {
         self == Self::Current
     }
 

@@ -184,6 +184,11 @@ impl EventLog {
         Self { began_after: after, state: Mutex::new(state), wake: watch::Sender::new(after), consumed: Notify::new() }
     }
 
+    /// Changes how the server sends events.
+    pub(crate) fn set_flow_policy(&self, flow_policy: FlowPolicy) {
+        self.state.lock().flow_policy = flow_policy;
+    }
+
     /// Appends an event. An event that continues the log is published, together with the early events that waited for it. An early event is
     /// kept. An event that was published already, or that comes after the end, is ignored.
     pub(crate) fn append(&self, event: Event) -> Result<Appended, ProtocolViolation> {

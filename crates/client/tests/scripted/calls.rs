@@ -230,12 +230,11 @@ async fn a_second_handle_of_one_name_is_refused_before_anything_is_sent() {
 async fn a_start_that_the_server_refuses_leaves_the_name_free() {
     let (client, mut peer, _door) = connect(CURRENT).await;
     let (refused, ()) = both(client.start(named("p")), async {
-        peer.serve_info().await;
         peer.refuse_next("process/start", -32603, Some("programNotFound"), "no such program").await;
     })
     .await;
     assert_eq!(refused.unwrap_err().server_kind(), Some(Word::ProgramNotFound));
-    // No terminate is sent for the refused start, and `environment/info` is not requested again.
+    // No terminate is sent for the refused start.
     let process = start(&client, &mut peer, named("p")).await;
     assert_eq!((process.id().as_str(), process.pid()), ("p", Some(4321)));
     assert!(peer.is_silent().await);

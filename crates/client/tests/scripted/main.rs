@@ -8,6 +8,7 @@ mod acks;
 mod adopting_server;
 mod calls;
 mod copies;
+mod early_start;
 mod event_text;
 mod events;
 mod flood;

@@ -3,7 +3,7 @@
 use crate::prelude::*;
 use exec_server_client::protocol::process::Scope;
 
-fn info(session: &str, exit: Option<i32>) -> Value {
+pub(crate) fn info(session: &str, exit: Option<i32>) -> Value {
     let usage = json!({"userMs": 1, "systemMs": 2, "maxRssBytes": 3});
     let exit = exit.map(|code| json!({"exitCode": code, "signal": null, "cause": "exit", "usage": usage}));
     json!({
