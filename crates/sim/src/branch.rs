@@ -16,6 +16,8 @@ macro_rules! branches {
 }
 
 branches! {
+    /// A process was started together with the handshake.
+    EarlyStart,
     /// A session was resumed.
     Resume,
     /// A resume took the session from a connection that was still open.

@@ -4,7 +4,7 @@
 //! [`Ledger`](crate::ledger::Ledger), every error through the [`SessionHistory`]. The program may restart with only its records.
 
 use exec_server_client::{
-    Backoff, Client, ConnectionState, Start,
+    Backoff, Client, ConnectionState, Process, Start,
     protocol::{SessionId, initialize::Ttl},
 };
 use tokio::sync::oneshot;
@@ -13,10 +13,17 @@ use crate::{
     child,
     context::Tasks,
     dialer::Dialer,
+    plans,
     prelude::*,
     session_history::{SessionHistory, repeatable},
     user_process::UserProcess,
 };
+
+/// A client that was just opened, and the process that it started together with the handshake.
+struct OpenedClient {
+    client: Client,
+    early: Option<(Rc<UserProcess>, Result<Process, Error>)>,
+}
 
 /// A program with the real client.
 pub struct User {
@@ -33,7 +40,9 @@ pub struct User {
     /// Its processes, by name.
     pub(crate) processes: BTreeMap<String, Rc<UserProcess>>,
     /// A session is being created or resumed.
-    opening: Option<oneshot::Receiver<Result<Client, Error>>>,
+    opening: Option<oneshot::Receiver<Result<OpenedClient, Error>>>,
+    /// How many starts were sent together with a handshake.
+    early_starts: u32,
     /// The tasks of the current program.
     pub(crate) tasks: Tasks,
 }
@@ -54,6 +63,7 @@ impl User {
             pending: Rc::default(),
             processes: BTreeMap::new(),
             opening: None,
+            early_starts: 0,
             tasks: Tasks::default(),
         }
     }
@@ -94,7 +104,29 @@ impl User {
         let (opened_tx, opened_rx) = oneshot::channel();
         self.opening = Some(opened_rx);
         let dialer = self.dialer.clone();
-        self.tasks.spawn(&self.context.trace, async move { drop(opened_tx.send(builder.open(dialer).await)) });
+        if self.session.is_some() || !self.rng.chance(40) {
+            let opening = async move {
+                let opened = builder.open(dialer).await;
+                drop(opened_tx.send(opened.map(|client| OpenedClient { client, early: None })));
+            };
+            return self.tasks.spawn(&self.context.trace, opening);
+        }
+        self.early_starts += 1;
+        let name = format!("{}e{}", self.name, self.early_starts);
+        let plan = plans::draw(&mut self.rng, false);
+        let start = start_request(&name, &plan);
+        let builder = builder.session_key(format!("{:016x}{:016x}", self.rng.draw(), self.rng.draw()));
+        self.trace(format_args!("starts {name} with the handshake"));
+        let (user_process, trace) = (Rc::new(UserProcess::new(self, name, plan)), self.context.trace.clone());
+        self.tasks.spawn(&self.context.trace, async move {
+            let opened = builder.open_and_start(dialer, start, Arc::default()).await;
+            let spawns = user_process.check_spawns();
+            if opened.is_ok() && spawns > 0 {
+                trace.count(Branch::EarlyStart);
+            }
+            let opened = opened.map(|(client, process)| OpenedClient { client, early: Some((user_process, process)) });
+            drop(opened_tx.send(opened));
+        });
     }
 
     /// Checks whether `open` has completed. Called at every step.
@@ -102,11 +134,18 @@ impl User {
         let Some(Ok(result)) = self.opening.as_mut().map(oneshot::Receiver::try_recv) else { return };
         self.opening = None;
         match result {
-            Ok(client) => {
+            Ok(OpenedClient { client, early }) => {
                 self.trace(format_args!("is connected"));
                 self.session = client.session_id();
                 self.watch(&client);
                 self.client = Some(client);
+                if let Some((user_process, started)) = early {
+                    self.processes.insert(user_process.name.clone(), user_process.clone());
+                    match started {
+                        Ok(process) => user_process.set_process(process),
+                        Err(error) => user_process.handle_unstarted(&self.history, &error),
+                    }
+                }
                 self.reattach_all();
             }
             Err(error @ Error::SessionLost { .. }) => {
@@ -209,19 +248,7 @@ impl User {
 
     pub fn start(&mut self, name: String, plan: Plan) {
         let Some(client) = self.client.clone() else { return };
-        let mut start = Start::new(child::argv(&name, &plan.steps)).id(name.clone()).cwd("/").pipe_stdin(plan.stdin);
-        if plan.tty {
-            start = start.tty(Some(wire::Size { rows: 50, cols: 100 })).term("xterm");
-        }
-        if plan.drops {
-            start = start.overflow(wire::Overflow::DropOldest);
-        }
-        if let Some(ms) = plan.timeout_ms {
-            start = start.timeout(Duration::from_millis(ms));
-        }
-        if let Some(ms) = plan.idle_ms {
-            start = start.idle_timeout(Duration::from_millis(ms));
-        }
+        let start = start_request(&name, &plan);
         let user_process = Rc::new(UserProcess::new(self, name.clone(), plan));
         self.processes.insert(name.clone(), user_process.clone());
         let history = self.history.clone();
@@ -231,4 +258,22 @@ impl User {
             Err(error) => user_process.handle_unstarted(&history, &error),
         });
     }
+}
+
+/// The start request of a plan.
+fn start_request(name: &str, plan: &Plan) -> Start {
+    let mut start = Start::new(child::argv(name, &plan.steps)).id(name).cwd("/").pipe_stdin(plan.stdin);
+    if plan.tty {
+        start = start.tty(Some(wire::Size { rows: 50, cols: 100 })).term("xterm");
+    }
+    if plan.drops {
+        start = start.overflow(wire::Overflow::DropOldest);
+    }
+    if let Some(ms) = plan.timeout_ms {
+        start = start.timeout(Duration::from_millis(ms));
+    }
+    if let Some(ms) = plan.idle_ms {
+        start = start.idle_timeout(Duration::from_millis(ms));
+    }
+    start
 }

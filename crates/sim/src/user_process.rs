@@ -207,10 +207,16 @@ impl UserProcess {
         if self.accepted.get() > len as u64 + PIPE_BYTES && !is_dead {
             violation!(self, Stdin, "{} bytes accepted, {len} read", self.accepted.get());
         }
+        self.check_spawns();
+    }
+
+    /// Checks that the process was spawned at most once. Returns how often.
+    pub fn check_spawns(&self) -> u32 {
         let spawns = self.context.records.with(&self.name, |record| record.spawns);
         if spawns > 1 {
             violation!(self, Start, "spawned {spawns} times");
         }
+        spawns
     }
 
     /// Whether all events of the process have been received, or there will be none.
