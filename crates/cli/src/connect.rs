@@ -1,10 +1,16 @@
 //! Chooses the server that a command talks to: turns flags, variables and `environments.toml` into one [`Server`], and connects to it.
 
-use std::{env, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    env,
+    path::PathBuf,
+    process::ExitCode,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use anyhow::{Context as _, bail};
 use exec_server_client::{
-    Builder, Client, Error, Token,
+    Builder, Client, Error, Process, Start, Token,
     environment::{self, Choice, EnvironmentError, Identity, RemoteSpec},
     protocol::{
         initialize::Ttl,
@@ -18,6 +24,7 @@ use crate::{
     dial::{self, PerUserConnect},
     env_token, hints,
     ids::{self, ProcessLookupError},
+    known_servers::KnownServer,
     link, log, print, runtime, state_location, terminal,
 };
 
@@ -38,7 +45,7 @@ const ANNOUNCE_AFTER: Duration = Duration::from_secs(1);
 const PER_USER_CONNECT: Duration = Duration::from_secs(20);
 
 /// How long ending our own session may take. After that the session's time-to-live ends it.
-const END_WITHIN: Duration = Duration::from_secs(5);
+pub(crate) const END_WITHIN: Duration = Duration::from_secs(5);
 
 /// The time-to-live of a session without processes: enough time for the client to reconnect.
 pub(crate) const SHORT_SESSION_TTL_MS: u64 = 10 * 60 * 1000;
@@ -140,6 +147,58 @@ impl Server {
 
     /// Connects. `set` adds the session options of the command.
     pub(crate) async fn open(&self, set: impl FnOnce(Builder) -> Builder) -> Result<Client, Error> {
+        let builder = set(self.builder());
+        let opening = async {
+            match &self.location {
+                ServerLocation::PerUser(dir) => {
+                    builder.connect_timeout(PER_USER_CONNECT).open(PerUserConnect(dir.clone())).await
+                }
+                ServerLocation::Remote(spec, token) => spec.connect(builder, token.clone()).await,
+            }
+        };
+        let opened = self.announce_if_slow(opening).await;
+        if let (Ok(client), Some(known)) = (&opened, self.known()) {
+            known.remember(client.server().capabilities.session_key);
+        }
+        opened
+    }
+
+    /// Whether the server accepts a start together with the handshake, as far as an earlier connection has shown.
+    pub(crate) fn accepts_early_start(&self) -> bool {
+        self.known().is_some_and(|known| known.has_session_keys())
+    }
+
+    /// Connects and starts a process together. `is_sent` becomes true before the start is sent. Only for a server that
+    /// [`accepts_early_start`](Self::accepts_early_start).
+    pub(crate) async fn open_and_start(
+        &self,
+        start: Start,
+        is_sent: Arc<AtomicBool>,
+    ) -> Result<(Client, Result<Process, Error>), Error> {
+        let builder = self.builder().session_key(uuid::Uuid::new_v4().simple().to_string());
+        let opening = async {
+            match &self.location {
+                ServerLocation::PerUser(dir) => {
+                    builder.open_and_start(PerUserConnect(dir.clone()), start, is_sent).await
+                }
+                ServerLocation::Remote(spec, token) => {
+                    spec.connect_and_start(builder, token.clone(), start, is_sent).await
+                }
+            }
+        };
+        let opened = self.announce_if_slow(opening).await;
+        if let (Ok((client, _)), Some(known)) = (&opened, self.known()) {
+            known.remember(client.server().capabilities.session_key);
+        }
+        opened
+    }
+
+    fn known(&self) -> Option<KnownServer> {
+        let (spec, token) = self.spec()?;
+        KnownServer::of(&spec.fingerprint(token.as_ref()))
+    }
+
+    fn builder(&self) -> Builder {
         // Without `--wait`, the `connect_timeout_sec` of `environments.toml` bounds all attempts together, not only each one.
         let first_connect = match &self.location {
             ServerLocation::PerUser(_) => PER_USER_CONNECT,
@@ -154,16 +213,7 @@ impl Server {
         if let Some(within) = self.recover_for {
             builder = builder.recover_for(within);
         }
-        let builder = set(builder);
-        let opening = async {
-            match &self.location {
-                ServerLocation::PerUser(dir) => {
-                    builder.connect_timeout(PER_USER_CONNECT).open(PerUserConnect(dir.clone())).await
-                }
-                ServerLocation::Remote(spec, token) => spec.connect(builder, token.clone()).await,
-            }
-        };
-        self.announce_if_slow(opening).await
+        builder
     }
 
     /// Prints a notice on a terminal if connecting takes long.
@@ -279,6 +329,11 @@ impl ListingSession {
 /// Ends the client's session and everything in it. Returns false after a timeout; then the session's time-to-live ends it.
 pub(crate) async fn end(client: &Client) -> bool {
     time::timeout(END_WITHIN, client.end_session()).await.is_ok()
+}
+
+/// Like [`end`], but over a socket does not wait for the server's answer.
+pub(crate) async fn end_soon(client: &Client) {
+    time::timeout(END_WITHIN, client.end_session_soon()).await.ok(); // After the timeout, the time-to-live ends the session.
 }
 
 /// The URL for an ssh host, if the name is not in `environments.toml`. A broken file is reported later, when the name is used.

@@ -37,7 +37,8 @@ pub(crate) async fn run(args: &args::RunArgs, server: Option<Server>) -> anyhow:
     // One block, so that the session also ends if the preparation fails.
     let starting = async {
         let spec = server.spec().map(|(spec, _)| spec);
-        let prepared = start::prepare(args, &client, server_kind, spec, run::choose_id(args, &client).await?).await?;
+        let prepared =
+            start::prepare(args, Some(&client), server_kind, spec, run::choose_id(args, &client).await?).await?;
         let started = client.start(prepared.start).await;
         if let (Ok(process), Some(grants)) = (&started, &prepared.grants) {
             sandbox::report(grants, process)?;

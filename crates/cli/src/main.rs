@@ -26,6 +26,7 @@ mod hints;
 mod ids;
 mod kernel;
 mod kill;
+mod known_servers;
 mod limits;
 mod link;
 mod listeners;

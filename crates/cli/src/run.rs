@@ -3,20 +3,30 @@
 //! Locally, it runs on a server embedded in this process, with the same holder as any server; the session ends with us. On a remote server
 //! the session ends with the program; if the client dies, the session's time-to-live ends it. For `--detach` see `detach`.
 
-use std::process::ExitCode;
+use std::{
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use anyhow::Context as _;
 use exec_server_client::{
     Client, Error, Process, Start,
+    environment::RemoteSpec,
     local::{Local, LocalConfig},
     protocol::{ProcessId, failure::Kind, process::Scope},
 };
 
+use tokio::time;
+
 use crate::{
     args, codes, connect,
     connect::Server,
-    detach, env_token, hints, ids, print, runtime, sandbox,
-    signals::{SignalEvent, SignalStream},
+    detach, env_token, hints, ids, print, runtime,
+    sandbox::{self, Grants},
+    signals::{self, SignalEvent, SignalStream},
     start::{self, PreparedStart, ServerKind},
     streams::{AtEof, InputMode, LinkNotice, StreamForwarder, StreamOutcome, StreamRole},
     terminal::{self, Terminal},
@@ -61,7 +71,7 @@ async fn embedded(args: &args::RunArgs) -> anyhow::Result<u8> {
     let local = Local::start(LocalConfig { name: "exec-server run".to_owned(), ..LocalConfig::default() }).await?;
     let id = args.name.as_deref().map_or_else(|| ids::generate(&args.argv[0]), ProcessId::from);
     let driven = async {
-        let prepared = start::prepare(args, local.client(), ServerKind::Embedded, None, id).await?;
+        let prepared = start::prepare(args, Some(local.client()), ServerKind::Embedded, None, id).await?;
         drive(args, local.client(), prepared, ServerKind::Embedded).await
     };
     let end = driven.await;
@@ -70,18 +80,64 @@ async fn embedded(args: &args::RunArgs) -> anyhow::Result<u8> {
 }
 
 async fn remote(args: &args::RunArgs, server: &Server) -> anyhow::Result<u8> {
-    let client = server.open(|builder| builder).await?;
     let spec = server.spec().map(|(spec, _)| spec);
+    // A name must be checked against the other sessions first.
+    if args.name.is_none() && server.accepts_early_start() && !start::depends_on_server(args, spec) {
+        return remote_at_once(args, server, spec).await;
+    }
+    let client = server.open(|builder| builder).await?;
     let driven = async {
         let id = choose_id(args, &client).await?;
-        let prepared = start::prepare(args, &client, ServerKind::Remote, spec, id).await?;
+        let prepared = start::prepare(args, Some(&client), ServerKind::Remote, spec, id).await?;
         drive(args, &client, prepared, ServerKind::Remote).await
     };
-    let end = driven.await;
+    finish(args, &client, driven.await).await
+}
+
+/// Sends the start together with the handshake.
+async fn remote_at_once(args: &args::RunArgs, server: &Server, spec: Option<&RemoteSpec>) -> anyhow::Result<u8> {
+    let id = ids::generate(args.argv.first().map_or("", String::as_str));
+    let PreparedStart { start, .. } = start::prepare(args, None, ServerKind::Remote, spec, id).await?;
+    let mut signals = EarlySignals::new()?;
+    let is_sent = Arc::new(AtomicBool::new(false));
+    let opening = server.open_and_start(start, Arc::clone(&is_sent));
+    tokio::pin!(opening);
+    let (client, started) = loop {
+        // All branches are cancel-safe. `opening` is dropped before its end only when we leave.
+        tokio::select! {
+            opened = &mut opening => break opened?,
+            event = signals.stream.next() => {
+                let may_run = is_sent.load(Ordering::Relaxed);
+                if event == SignalEvent::Suspend {
+                    signals::stop_us();
+                }
+                if let Some(number) = signals.handle(event, may_run) {
+                    if may_run && let Ok(Ok((client, _))) = time::timeout(connect::END_WITHIN, &mut opening).await {
+                        connect::end(&client).await;
+                    }
+                    return Ok(codes::of_signal(number));
+                }
+            }
+        }
+    };
+    let driven = async {
+        match started {
+            Ok(process) => {
+                let running = RunningProcess { process, signals, grants: None };
+                forward(args, &client, running, ServerKind::Remote).await
+            }
+            Err(error) => Ok(RunEnd::NotStarted(error)),
+        }
+    };
+    finish(args, &client, driven.await).await
+}
+
+/// Ends the session or leaves it, and returns the exit code.
+async fn finish(args: &args::RunArgs, client: &Client, end: anyhow::Result<RunEnd>) -> anyhow::Result<u8> {
     match &end {
         // The program keeps running, and it needs the session.
-        Ok(RunEnd::Left { .. }) => client.close().await,
-        Ok(RunEnd::Ended(_) | RunEnd::NotStarted(_)) | Err(_) => _ = connect::end(&client).await,
+        Ok(RunEnd::Left { .. }) => client.clone().close().await,
+        Ok(RunEnd::Ended(_) | RunEnd::NotStarted(_)) | Err(_) => connect::end_soon(client).await,
     }
     Ok(report_end(end?, args))
 }
@@ -97,6 +153,14 @@ enum RunEnd {
     },
 }
 
+/// A started program.
+struct RunningProcess {
+    process: Process,
+    signals: EarlySignals,
+    /// The grants of `--sandbox`.
+    grants: Option<Grants>,
+}
+
 /// Starts the program and runs it to its end.
 async fn drive(
     args: &args::RunArgs,
@@ -106,11 +170,23 @@ async fn drive(
 ) -> anyhow::Result<RunEnd> {
     let PreparedStart { start, grants } = prepared;
     // Register the signal handlers before the start, so that a signal that arrives with the first instruction is not lost.
-    let mut signals = SignalStream::new().context("listen to signals")?;
-    let (process, pending) = match start_process(client, start, &mut signals).await {
-        Ok(started) => started,
+    let mut signals = EarlySignals::new()?;
+    let process = match start_process(client, start, &mut signals).await {
+        Ok(process) => process,
         Err(end) => return Ok(end),
     };
+    forward(args, client, RunningProcess { process, signals, grants }, server_kind).await
+}
+
+/// Connects our streams to the program until its end.
+async fn forward(
+    args: &args::RunArgs,
+    client: &Client,
+    running: RunningProcess,
+    server_kind: ServerKind,
+) -> anyhow::Result<RunEnd> {
+    let RunningProcess { process, signals, grants } = running;
+    let EarlySignals { stream: signals, pending, .. } = signals;
     if let Some(grants) = &grants {
         sandbox::report(grants, &process)?;
     }
@@ -152,34 +228,48 @@ async fn drive(
     }
 }
 
-/// Starts the process. Returns it with the signals received in the meantime, which are to be passed on. A second signal during the start
-/// cancels it.
-async fn start_process(
-    client: &Client,
-    start: Start,
-    signals: &mut SignalStream,
-) -> Result<(Process, Vec<SignalEvent>), RunEnd> {
+/// The signals until the program runs. They are passed on to it then. The second one cancels the start.
+struct EarlySignals {
+    stream: SignalStream,
+    pending: Vec<SignalEvent>,
+    has_signal: bool,
+}
+
+impl EarlySignals {
+    fn new() -> anyhow::Result<Self> {
+        let stream = SignalStream::new().context("listen to signals")?;
+        Ok(Self { stream, pending: Vec::new(), has_signal: false })
+    }
+
+    /// Returns the number of the signal that ends this command. `may_run`: the start was sent, so the program may run.
+    fn handle(&mut self, event: SignalEvent, may_run: bool) -> Option<u8> {
+        match event {
+            SignalEvent::Signal(_, number) if !may_run || std::mem::replace(&mut self.has_signal, true) => {
+                return Some(number);
+            }
+            SignalEvent::Resized if self.pending.contains(&SignalEvent::Resized) => {}
+            // The start request may contain the old size.
+            SignalEvent::Signal(..) | SignalEvent::Resized => self.pending.push(event),
+            SignalEvent::Suspend | SignalEvent::Continued => {}
+        }
+        None
+    }
+}
+
+/// Starts the process. A second signal during the start cancels it.
+async fn start_process(client: &Client, start: Start, signals: &mut EarlySignals) -> Result<Process, RunEnd> {
     let starting = client.start(start);
     tokio::pin!(starting);
     let mut link = LinkNotice::new(client.watch_state(), false);
-    let mut pending = Vec::new();
-    let mut has_signal = false;
     loop {
         // All branches are cancel-safe; dropping `starting` cancels the start.
         tokio::select! {
-            started = &mut starting => return match started {
-                Ok(process) => Ok((process, pending)),
-                Err(error) => Err(RunEnd::NotStarted(error)),
-            },
-            event = signals.next() => match event {
-                SignalEvent::Signal(_, number) if std::mem::replace(&mut has_signal, true) => {
+            started = &mut starting => return started.map_err(RunEnd::NotStarted),
+            event = signals.stream.next() => {
+                if let Some(number) = signals.handle(event, true) {
                     return Err(RunEnd::Ended(codes::of_signal(number)));
                 }
-                SignalEvent::Resized if pending.contains(&SignalEvent::Resized) => {}
-                // The start request may contain the old size.
-                SignalEvent::Signal(..) | SignalEvent::Resized => pending.push(event),
-                SignalEvent::Suspend | SignalEvent::Continued => {}
-            },
+            }
             _ = link.watch() => {}
         }
     }

@@ -47,11 +47,25 @@ pub(crate) struct PreparedStart {
     pub(crate) grants: Option<Grants>,
 }
 
+/// Whether only the server knows a part of the start: a directory, its `PATH`, the variables of its login shell, or whether it can sandbox.
+pub(crate) fn depends_on_server(args: &args::RunArgs, spec: Option<&RemoteSpec>) -> bool {
+    args.login
+        || args.confinement.sandbox
+        || args.cwd.as_deref().is_some_and(|dir| !is_absolute(dir))
+        || spec.is_some_and(|spec| !spec.path.is_empty())
+}
+
+/// The client, for a start that [`depends_on_server`].
+fn connected(client: Option<&Client>) -> anyhow::Result<&Client> {
+    client.context("the start depends on the server, which is not connected yet")
+}
+
 /// Builds the start that the flags describe. Asks the server for the defaults that only it knows. `spec` describes a remote server; it has
-/// the variables and directories of `environments.toml`, if the server has an entry there.
+/// the variables and directories of `environments.toml`, if the server has an entry there. Without a `client`, it fails if the start
+/// [`depends_on_server`].
 pub(crate) async fn prepare(
     args: &args::RunArgs,
-    client: &Client,
+    client: Option<&Client>,
     server_kind: ServerKind,
     spec: Option<&RemoteSpec>,
     id: ProcessId,
@@ -89,6 +103,7 @@ pub(crate) async fn prepare(
     }
     let mut grants = None;
     if args.confinement.sandbox {
+        let client = connected(client)?;
         sandbox::check_server(client)?;
         let cwd = match directory {
             Some(dir) => PathArg::new(dir.to_string_lossy()).resolve()?,
@@ -103,7 +118,7 @@ pub(crate) async fn prepare(
     // Without `--detach` the session ends with the program. The server has to forget the process only if the user leaves it running with
     // the detach keys. If the server lacks the capability `autoForget`, the client library refuses a start that asks for it. That is right
     // with `--detach`; without it, start the program anyway.
-    let can_auto_forget = client.server().capabilities.auto_forget;
+    let can_auto_forget = client.is_none_or(|client| client.server().capabilities.auto_forget);
     start = start.auto_forget(args.rm && (args.detach || can_auto_forget));
     Ok(PreparedStart { start, grants })
 }
@@ -111,7 +126,7 @@ pub(crate) async fn prepare(
 /// The variables that are set for the program, later sources winning: `environments.toml`, the login shell, `--env`.
 async fn variables(
     args: &args::RunArgs,
-    client: &Client,
+    client: Option<&Client>,
     server_kind: ServerKind,
     spec: Option<&RemoteSpec>,
 ) -> anyhow::Result<BTreeMap<String, String>> {
@@ -121,10 +136,10 @@ async fn variables(
     }
     if args.login {
         let base = |start| environment(start, args.env_inherit, server_kind);
-        all.extend(login::environment(client, base).await?);
+        all.extend(login::environment(connected(client)?, base).await?);
     }
     if let Some(spec) = spec.filter(|spec| !spec.path.is_empty()) {
-        let info = client.environment_info().await.context("ask the server for its PATH")?;
+        let info = connected(client)?.environment_info().await.context("ask the server for its PATH")?;
         let path = all.get("PATH").cloned().or_else(|| info.search_path.clone());
         all.insert("PATH".to_owned(), search_path(&spec.path, &info, path)?);
     }
@@ -168,12 +183,17 @@ pub(crate) fn local_directory(given: Option<&Path>) -> anyhow::Result<PathBuf> {
 }
 
 /// A directory on a server; `None` means the server's own.
-pub(crate) async fn remote_directory(given: Option<&Path>, client: &Client) -> anyhow::Result<Option<PathBuf>> {
+async fn remote_directory(given: Option<&Path>, client: Option<&Client>) -> anyhow::Result<Option<PathBuf>> {
     match given {
         None => Ok(None),
-        Some(given) if given.to_string_lossy().starts_with("file:") => Ok(Some(given.to_owned())),
-        Some(given) => remote_path::resolve(client, given).await.map(Some).context("`--cwd`"),
+        Some(given) if is_absolute(given) => Ok(Some(given.to_owned())),
+        Some(given) => remote_path::resolve(connected(client)?, given).await.map(Some).context("`--cwd`"),
     }
+}
+
+/// Whether a directory on a server is given as an absolute path or a URI.
+fn is_absolute(given: &Path) -> bool {
+    given.is_absolute() || given.to_string_lossy().starts_with("file:")
 }
 
 fn environment(start: Start, requested: Option<InheritArg>, server_kind: ServerKind) -> Start {

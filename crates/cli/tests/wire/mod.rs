@@ -29,6 +29,7 @@ mod process_start;
 mod process_write;
 mod protocol_md;
 mod resume;
+mod session_keys;
 mod several_readers;
 mod signals;
 mod state_dir;
