@@ -17,6 +17,7 @@ mod cp_trees;
 
 mod detached;
 
+mod early_start;
 mod end_and_forget;
 
 mod examples;
