@@ -82,6 +82,8 @@ pub(crate) fn all() -> Vec<Limit> {
         "sessions": Count(core.sessions_max as u64),
             "max-sessions", (Count(1), Count(1 << 20)) =>
             "`resourcesExhausted`; existing sessions can be resumed";
+        "ended sessions with a `sessionKey` that are remembered": Count(wire::ENDED_KEYS as u64) =>
+            "the oldest is forgotten. Each is remembered for 10 minutes, so that a late attempt of its client starts nothing";
         "longest time of a session without a connection": Time(wire::SESSION_TTL_MAX), "session-ttl" =>
             "it ends, with its processes. A client that requests no time gets 24h, or 10m if it announced no capability";
         "time for the old connection to answer a ping when its session is resumed": Time(core.takeover_after),
