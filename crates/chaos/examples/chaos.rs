@@ -30,6 +30,9 @@ struct Options {
     /// Delay every read by this time, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 0)]
     delay: u64,
+    /// Let every byte arrive this much later, at the full rate, in milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    latency: u64,
     /// Delay every read by a random additional time of at most this, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 0)]
     jitter: u64,
@@ -57,6 +60,7 @@ impl Options {
     fn draw(&self, random: &mut Random) -> Plan {
         let mut plan = Plan::shaped(Shape {
             delay: Duration::from_millis(self.delay),
+            latency: Duration::from_millis(self.latency),
             jitter: Duration::from_millis(self.jitter),
             slice: self.slice,
             throttle: self.throttle,

@@ -14,11 +14,14 @@
 //! println!("connect to {}", proxy.address());
 //! ```
 
+mod far_link;
 mod pipe;
 mod plan;
 mod proxy;
 mod random;
+mod sys;
 
+pub use far_link::{FarLink, LinkCounters, LinkShape, Namespace};
 pub use plan::{Event, Plan, Shape, Way};
 pub use proxy::{Injected, Proxy};
 pub use random::Random;

@@ -10,6 +10,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
+        mpsc::{self, Receiver},
     },
     thread,
     time::{Duration, Instant},
@@ -22,6 +23,9 @@ use crate::{
 
 /// Size of one read. At most this many bytes can still pass after a blackhole was requested.
 const READ_BYTES: usize = 64 << 10;
+
+/// Reads that may be under way at once in a pipe with a latency: 128 MiB if all of them are full. Then the sender waits.
+const READS_UNDER_WAY: usize = 2048;
 
 /// Both sockets of a connection, and the flags that can change while it is open.
 #[derive(Debug)]
@@ -88,18 +92,9 @@ pub(crate) struct Pipe {
 impl Pipe {
     pub(crate) fn run(mut self) {
         let begun = Instant::now();
-        let mut buffer = vec![0; READ_BYTES];
-        loop {
-            let count = match self.from().read(&mut buffer) {
-                Ok(count) if count > 0 => count,
-                _ => break,
-            };
-            self.pause(begun, count);
-            match self.pass(&mut buffer[..count]) {
-                Ok(Next::GoOn) => {}
-                Ok(Next::Stop) => return,
-                Err(_) => break,
-            }
+        let ended = if self.shape.latency.is_zero() { self.run_at_once(begun) } else { self.run_later(begun) };
+        if let Next::Stop = ended {
+            return;
         }
         if self.link.swallows(self.way) {
             // Do not pass on EOF either. Keep the link, so that its sockets stay open.
@@ -107,6 +102,65 @@ impl Pipe {
         }
         // Pass on EOF in this direction only. The other direction may still carry data.
         self.to().shutdown(Shutdown::Write).ok(); // Fails if the peer is already gone.
+    }
+
+    /// Passes each read on before the next one.
+    fn run_at_once(&mut self, begun: Instant) -> Next {
+        let mut buffer = vec![0; READ_BYTES];
+        loop {
+            let count = match self.from().read(&mut buffer) {
+                Ok(count) if count > 0 => count,
+                _ => return Next::GoOn,
+            };
+            self.pause(begun, count);
+            match self.pass(&mut buffer[..count]) {
+                Ok(Next::GoOn) => {}
+                Ok(Next::Stop) => return Next::Stop,
+                Err(_) => return Next::GoOn,
+            }
+        }
+    }
+
+    /// Passes each read, and the EOF, on after the latency, while a second thread reads on.
+    fn run_later(&mut self, begun: Instant) -> Next {
+        let link = Arc::clone(&self.link);
+        let (way, latency) = (self.way, self.shape.latency);
+        let (read_tx, read_rx) = mpsc::sync_channel(READS_UNDER_WAY);
+        let read_ahead = move || {
+            let mut from = match way {
+                Way::Up => &link.client,
+                Way::Down => &link.server,
+            };
+            let mut buffer = vec![0; READ_BYTES];
+            loop {
+                let count = from.read(&mut buffer).unwrap_or(0);
+                let is_over = read_tx.send((Instant::now() + latency, buffer[..count].to_vec())).is_err();
+                if is_over || count == 0 {
+                    return;
+                }
+            }
+        };
+        let name = format!("chaos {} {way:?} ahead", self.link.number);
+        if thread::Builder::new().name(name).spawn(read_ahead).is_err() {
+            return Next::GoOn;
+        }
+        self.pass_late(begun, &read_rx)
+    }
+
+    fn pass_late(&mut self, begun: Instant, read_rx: &Receiver<(Instant, Vec<u8>)>) -> Next {
+        while let Ok((due, mut bytes)) = read_rx.recv() {
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+            if bytes.is_empty() {
+                break;
+            }
+            self.pause(begun, bytes.len());
+            match self.pass(&mut bytes) {
+                Ok(Next::GoOn) => {}
+                Ok(Next::Stop) => return Next::Stop,
+                Err(_) => break,
+            }
+        }
+        Next::GoOn
     }
 
     fn from(&self) -> &TcpStream {

@@ -63,6 +63,8 @@ impl Event {
 pub struct Shape {
     /// Every read is delayed by this time.
     pub delay: Duration,
+    /// Every byte arrives this much later. Unlike `delay`, it does not limit the rate: a long cable, not a slow machine.
+    pub latency: Duration,
     /// Every read is delayed by a random additional time of at most this.
     pub jitter: Duration,
     /// Maximum size of the random slices in which bytes are passed on. 0: pass on each read as a whole.
