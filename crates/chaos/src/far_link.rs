@@ -78,7 +78,7 @@ impl LinkShape {
     }
 }
 
-/// What one direction has done so far.
+/// The traffic of one direction so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkCounters {
     /// Packets that arrived.
@@ -147,13 +147,13 @@ impl FarLink {
         self.shared.queues.lock().iter_mut().for_each(|queue| queue.set_delay(now, round_trip / 2));
     }
 
-    /// Sends nothing for this time in both directions. What the queues hold is sent afterwards.
+    /// Sends nothing for this time in both directions. Afterwards it sends the packets that the queues hold.
     pub fn stall(&self, time: Duration) {
         let now = self.shared.begun.elapsed();
         self.shared.queues.lock().iter_mut().for_each(|queue| queue.stall(now, time));
     }
 
-    /// What went from near to far, and from far to near.
+    /// The traffic from near to far, and from far to near.
     pub fn counters(&self) -> [LinkCounters; 2] {
         self.shared.queues.lock().each_ref().map(PacketQueue::counters)
     }
@@ -187,7 +187,7 @@ impl Namespace {
                 let mtu = MTU.to_string();
                 ip(&["link", "set", "lo", "up"])?;
                 ip(&["addr", "add", &address.to_string(), "peer", &peer.to_string(), "dev", DEVICE])?;
-                // Without IPv6 the device sends no packets of its own.
+                // With IPv6 the kernel would send router solicitations.
                 fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").ok(); // A kernel may have no IPv6.
                 ip(&["link", "set", DEVICE, "mtu", &mtu, "txqueuelen", "10000", "up"])?;
                 for buffers in ["tcp_rmem", "tcp_wmem"] {
@@ -225,10 +225,9 @@ impl Namespace {
         })
     }
 
-    /// Sets a variable of the kernel for this namespace, such as `ipv4/tcp_congestion_control`.
-    pub fn set(&self, name: &str, value: &str) -> io::Result<()> {
-        self.run(|| fs::write(format!("/proc/sys/net/{name}"), value))?
-            .map_err(|error| io::Error::new(error.kind(), format!("set `{name}` to `{value}`: {error}")))
+    /// A variable of the kernel in this namespace, such as `ipv4/tcp_congestion_control`.
+    pub fn get(&self, name: &str) -> io::Result<String> {
+        Ok(self.run(|| fs::read_to_string(format!("/proc/sys/net/{name}")))??.trim_end().to_owned())
     }
 }
 

@@ -26,7 +26,8 @@ impl BarOwner {
         match self {
             Self::Ours => ("#2f81f7", "exec-server"),
             Self::Machine => ("#8b949e", "the machine itself"),
-            Self::Ssh => ("#d29922", "OpenSSH on loopback"),
+            Self::Ssh => ("#d29922", "OpenSSH"),
+            Self::Rsync => ("#3fb950", "rsync"),
             Self::Peer => ("#a371f7", "another server"),
         }
     }
@@ -39,7 +40,7 @@ pub(super) fn draw(charts: &[Bars]) -> String {
     for chart in charts.iter().filter(|chart| !chart.bars.is_empty()) {
         y = draw_one(&mut body, chart, y) + GAP;
     }
-    let all = [BarOwner::Ours, BarOwner::Machine, BarOwner::Ssh, BarOwner::Peer];
+    let all = [BarOwner::Ours, BarOwner::Machine, BarOwner::Ssh, BarOwner::Rsync, BarOwner::Peer];
     let shown =
         all.into_iter().filter(|whose| charts.iter().any(|chart| chart.bars.iter().any(|bar| bar.whose == *whose)));
     let mut x = LEFT;

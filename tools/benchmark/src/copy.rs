@@ -87,7 +87,7 @@ impl CopyBench<'_> {
 }
 
 /// Milliseconds of a command that creates `target`, which is then removed. Syncs first, so that earlier writes are not included.
-fn timed(mut command: Command, target: &Path) -> Result<FigureValues> {
+pub(super) fn timed(mut command: Command, target: &Path) -> Result<FigureValues> {
     rustix::fs::sync();
     let begun = Instant::now();
     let ended = command.stdin(Stdio::null()).output().with_context(|| format!("start {command:?}"))?;

@@ -102,8 +102,8 @@ fn lane(format: MessageFormat, tty: bool) -> String {
 }
 
 /// A process that echoes bytes, and its session.
-struct EchoProcess {
-    session: BenchSession,
+pub(super) struct EchoProcess {
+    pub(super) session: BenchSession,
     process: u64,
 }
 
@@ -181,7 +181,7 @@ fn batch_of(count: u32, pause: Duration, mut one: impl FnMut(u32) -> Result<f64>
 }
 
 impl EchoProcess {
-    fn start(mut session: BenchSession, tty: bool) -> Result<Self> {
+    pub(super) fn start(mut session: BenchSession, tty: bool) -> Result<Self> {
         let process = session.start(StartRequest { tty, stdin: true, ..StartRequest::new(&["/bin/sh", "-c", CAT]) })?;
         loop {
             match session.next()? {
@@ -195,7 +195,7 @@ impl EchoProcess {
     }
 
     /// Microseconds until a byte is back. Its answer is received too, before or after.
-    fn byte(&mut self, byte: u8, is_flooded: bool) -> Result<f64> {
+    pub(super) fn byte(&mut self, byte: u8, is_flooded: bool) -> Result<f64> {
         let begun = Instant::now();
         let asked = self.session.write(self.process, &[byte])?;
         let (mut took, mut is_answered) = (None, false);

@@ -9,8 +9,12 @@
 mod bare_spawn;
 mod baselines;
 mod chart;
+mod command_line;
 mod copy;
+mod delay_proxy;
+mod distance;
 mod echo;
+mod far_link;
 mod files;
 mod growth;
 mod hop_chain;
@@ -19,6 +23,7 @@ mod lean_connection;
 mod mcp_calls;
 mod memory;
 mod message;
+mod plain_tcp;
 mod prelude;
 mod program;
 mod results;
@@ -29,6 +34,7 @@ mod spawn;
 mod ssh;
 mod table;
 mod throughput;
+mod user_commands;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -69,7 +75,8 @@ struct BenchOptions {
     /// Measure fewer and shorter rounds.
     #[arg(long)]
     quick: bool,
-    /// Measure only these groups: roundtrip, spawn, throughput, echo, files, memory, growth, startup, size, cp, sandbox, mcp.
+    /// Measure only these groups: roundtrip, spawn, throughput, echo, files, memory, growth, startup, size, cp, sandbox,
+    /// mcp, commandline, distance.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     only: Vec<String>,
     /// Write `bench/results.json` and `bench/chart.svg`.
@@ -89,6 +96,8 @@ struct BenchOptions {
 /// The inputs of a group.
 struct BenchSetting<'a> {
     binary: PathBuf,
+    /// For commands of a user: they neither use nor change what our own user has.
+    environment: &'a Environment,
     /// The WebSocket echo on the same engine.
     echo: PathBuf,
     quick: bool,
@@ -133,6 +142,8 @@ const GROUPS: &[BenchGroup] = &[
     BenchGroup { name: "cp", beside_ssh: true, measure: copy::measure },
     BenchGroup { name: "sandbox", beside_ssh: false, measure: sandbox::measure },
     BenchGroup { name: "mcp", beside_ssh: false, measure: mcp_calls::measure },
+    BenchGroup { name: "commandline", beside_ssh: false, measure: command_line::measure },
+    BenchGroup { name: "distance", beside_ssh: true, measure: distance::measure },
 ];
 
 fn main() -> ExitCode {
@@ -151,26 +162,24 @@ fn run(options: &BenchOptions) -> Result<()> {
     }
     let is_chosen = |group: &&BenchGroup| options.only.is_empty() || options.only.iter().any(|only| only == group.name);
     let chosen: Vec<&BenchGroup> = GROUPS.iter().filter(is_chosen).collect();
-    let setting = BenchSetting {
-        binary: cargo::server_binary(options.server.as_deref())?,
-        echo: cargo::example("exec-server-rpc", "echo")?,
-        quick: options.quick,
-        peer: options.peer.clone(),
-        ssh: None,
-    };
     let wants_ssh = chosen.iter().any(|group| group.beside_ssh);
     let has_ssh = wants_ssh
         && packages::ensure(packages::SSH).inspect_err(|error| eprintln!("bench: no OpenSSH: {error:#}")).is_ok();
-    let report = if has_ssh {
-        let environment = Environment::new(setting.binary.clone(), true)?;
-        let sshd = RemoteHost::start(&environment, "far")?;
-        let report = measure(&BenchSetting { ssh: Some(&sshd), ..setting }, &chosen)?;
-        sshd.stop()?;
-        environment.end()?;
-        report
-    } else {
-        measure(&setting, &chosen)?
+    // Commands run in a directory of their own.
+    let binary = std::path::absolute(cargo::server_binary(options.server.as_deref())?)?;
+    let environment = Environment::new(binary, true)?;
+    let sshd = has_ssh.then(|| RemoteHost::start(&environment, "far")).transpose()?;
+    let setting = BenchSetting {
+        binary: environment.binary.clone(),
+        environment: &environment,
+        echo: cargo::example("exec-server-rpc", "echo")?,
+        quick: options.quick,
+        peer: options.peer.clone(),
+        ssh: sshd.as_ref(),
     };
+    let report = measure(&setting, &chosen)?;
+    sshd.map_or(Ok(()), RemoteHost::stop)?;
+    environment.end()?;
     table::print(&report.rows);
     if options.json || options.readme {
         results::write(cargo::root(), report, options.quick, options.readme)?;

@@ -16,7 +16,8 @@ const BEGIN: &str = "<!-- bench: made by `cargo xtask bench --readme` -->\n";
 const END: &str = "<!-- end of bench -->\n";
 const HEAD: &str = "| what | value | p10..p90 | target | | figures |\n|---|---|---|---|---|---|\n";
 
-/// The path of the chart in the repository.
+/// The paths of the charts in the repository: of a distant server, and of all other groups.
+const DISTANCE_CHART: &str = "bench/distance.svg";
 const CHART: &str = "bench/chart.svg";
 
 /// The contents of `results.json`.
@@ -41,8 +42,13 @@ pub(super) fn write(root: &Path, report: Report, quick: bool, readme: bool) -> R
         entry["verdict"] = json!(row.verdict());
     }
     fs::write(&path, format!("{text:#}\n")).context("write `bench/results.json`")?;
-    fs::write(root.join(CHART), chart::draw(&results.charts)).context("write the chart")?;
+    let (distant, near): (Vec<Bars>, Vec<Bars>) = results.charts.iter().cloned().partition(is_distant);
+    fs::write(root.join(CHART), chart::draw(&near)).context("write the chart")?;
     println!("bench/results.json and {CHART} written");
+    if !distant.is_empty() {
+        fs::write(root.join(DISTANCE_CHART), chart::draw(&distant)).context("write the chart of a distant server")?;
+        println!("{DISTANCE_CHART} written");
+    }
     if readme {
         let path = root.join(PAGE);
         let text = fs::read_to_string(&path).with_context(|| format!("read `{PAGE}`"))?;
@@ -50,6 +56,10 @@ pub(super) fn write(root: &Path, report: Report, quick: bool, readme: bool) -> R
         println!("{PAGE} written");
     }
     Ok(())
+}
+
+fn is_distant(chart: &Bars) -> bool {
+    chart.group == "distance"
 }
 
 /// Replaces old results by new ones, group by group, in the order of the groups.
@@ -86,9 +96,13 @@ fn block(results: &Results) -> String {
     let count = |verdict: &str| promised.iter().filter(|row| row.verdict() == verdict).count();
     let (cores, kernel) = (results.cores, &results.kernel);
     let short = if results.quick { " A short run: its figures are rough." } else { "" };
+    let distance = match results.charts.iter().any(is_distant) {
+        true => format!("![Output, copies and short commands on a distant server](../../{DISTANCE_CHART})\n\n"),
+        false => String::new(),
+    };
     let table = |rows: &[&Row]| HEAD.to_owned() + &rows.iter().map(|row| line(row)).collect::<String>();
     format!(
-        "![Start, round trip, echo, output and files beside the machine itself and OpenSSH](../../{CHART})\n\n\
+        "![Start, round trip, echo, output and files beside the machine itself and OpenSSH](../../{CHART})\n\n{distance}\
          Measured on {cores} cores with Linux {kernel}, both sides of a ratio in the same run, alternating; a value is the median of the ratios of all rounds.{short}\n\
          Of {} targets {} are met and {} are missed.\n\n{}\n\
          <details><summary>Further figures, without a target</summary>\n\n{}\n</details>\n",
@@ -135,5 +149,10 @@ mod tests {
         assert!(text.starts_with("a\n<!-- bench") && text.ends_with("<!-- end of bench -->\nb\n"));
         assert!(text.contains("| a \\| b of size | 1.00 x |  | ≤ 2 x | pass |  |\n") && !text.contains("old"));
         assert!(into("none", &results).is_err());
+        assert!(!text.contains(DISTANCE_CHART));
+        let mut distant = report("distance", 1.0);
+        distant.charts.push(Bars { group: "distance".to_owned(), ..Bars::new("far", "ms") });
+        let text = into(&text, &merge(Some(results), distant, false)).unwrap();
+        assert!(text.contains(&format!("(../../{CHART})\n\n![Output, copies and short")) && text.contains("of size"));
     }
 }

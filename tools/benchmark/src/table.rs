@@ -22,12 +22,14 @@ impl<'a> BenchLane<'a> {
 }
 
 /// The figures of all lanes, round by round.
+#[derive(Default)]
 pub(super) struct Contest {
     lanes: Vec<(String, Vec<FigureValues>)>,
 }
 
 impl Contest {
-    /// Runs every lane in every round; each round begins with another lane.
+    /// Runs every lane in every round; each round begins with another lane. With 0 rounds, the first one is counted, too: a short run has
+    /// no time to repeat lanes that mostly wait.
     pub(super) fn hold(rounds: u32, mut lanes: Vec<BenchLane<'_>>) -> Result<Self> {
         let mut measured: Vec<Vec<FigureValues>> = lanes.iter().map(|_| Vec::new()).collect();
         for round in 0..=rounds as usize {
@@ -35,7 +37,7 @@ impl Contest {
                 let at = (turn + round) % lanes.len();
                 let lane = &mut lanes[at];
                 let figures = (lane.run)(round == 0).with_context(|| lane.name.clone())?;
-                if round > 0 {
+                if round > 0 || rounds == 0 {
                     measured[at].push(figures);
                 }
             }
@@ -167,6 +169,7 @@ pub(super) enum BarOwner {
     Ours,
     Machine,
     Ssh,
+    Rsync,
     Peer,
 }
 
@@ -302,6 +305,8 @@ mod tests {
         assert_eq!((value.median, value.low, value.high, value.count), (2.0, 2.0, 2.0, 9));
         let none = contest.row("r", Pair { ours: ("slow", 0), beside: ("none", 0), unit: "µs" });
         assert_eq!((none.verdict(), &*none.note), ("-", "without none"));
+        let only = Contest::hold(0, vec![BenchLane::new("only", |is_first| Ok(vec![f64::from(is_first)]))]).unwrap();
+        assert_eq!(only.figure("only", 0), Some(vec![1.0]));
         let none = contest.row("r", Pair { ours: ("none", 0), beside: ("fast", 0), unit: "µs" });
         assert_eq!((none.verdict(), &*none.note), ("-", "not offered"));
     }

@@ -27,7 +27,7 @@ const PEER: &str = "peer";
 
 /// The workload of one of our lanes.
 #[derive(Clone, Copy)]
-enum Workload {
+pub(super) enum Workload {
     One,
     Eight,
     Terminal,
@@ -137,7 +137,7 @@ fn chart(contest: &Contest) -> Bars {
 }
 
 /// MB/s of processes on the server, as received by the client.
-fn output(session: &mut BenchSession, load: Workload, bytes: u64, is_first: bool) -> Result<f64> {
+pub(super) fn output(session: &mut BenchSession, load: Workload, bytes: u64, is_first: bool) -> Result<f64> {
     let (count, each) = match load {
         Workload::One => (1, bytes),
         // Each writes as much as the single one, so that the cost of growing a log to its cap has the same weight.

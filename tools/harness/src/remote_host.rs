@@ -7,7 +7,7 @@
 use std::{
     ffi::OsStr,
     fs,
-    net::{TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -104,6 +104,16 @@ impl<'a> RemoteHost<'a> {
         let mut command = self.world.command(packages::find("ssh").context("find `ssh`")?);
         command.arg("-F").arg(self.folder.join("ssh_config")).args(options).arg("plain");
         Ok(command)
+    }
+
+    /// The address of the host `plain`, for a proxy in front of it.
+    pub fn plain_address(&self) -> Result<SocketAddr> {
+        Ok(SocketAddr::new(PLAIN.parse()?, self.port))
+    }
+
+    /// Options of ssh, scp and rsync's ssh that connect to `plain` through a proxy.
+    pub fn through(proxy: SocketAddr) -> [String; 4] {
+        ["-o".to_owned(), format!("HostName={}", proxy.ip()), "-o".to_owned(), format!("Port={}", proxy.port())]
     }
 
     /// `exec-server` on the near side.

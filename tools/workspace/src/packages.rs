@@ -22,11 +22,12 @@ pub const SSH: &[RequiredPackage] = &[
     ("ssh-keygen", "openssh-client"),
     ("scp", "openssh-client"),
 ];
+pub const RSYNC: &[RequiredPackage] = &[("rsync", "rsync")];
 pub const TERMINAL: &[RequiredPackage] = &[("tmux", "tmux"), ("vim", "vim"), ("top", "procps")];
 pub const DEPLOY: &[RequiredPackage] = &[("systemd-analyze", "systemd"), ("unshare", "util-linux")];
 pub const MCP: &[RequiredPackage] = &[("git", "git"), ("node", "nodejs"), ("npm", "npm")];
 
-/// Needed by `cargo xtask faults`.
+/// Needed by `cargo xtask faults`, and `ip` by `bench`.
 pub const IP: &[RequiredPackage] = &[("ip", "iproute2")];
 pub const STRACE: &[RequiredPackage] = &[("strace", "strace")];
 
