@@ -37,7 +37,7 @@ pub use client::{
 };
 pub use data::{assert_same, pattern, random};
 pub use elsewhere::Elsewhere;
-pub use exec_server_chaos::Way;
+pub use exec_server_chaos::{FarLink, LinkCounters, LinkShape, Namespace, Way};
 pub use fifo::{fifo, release};
 pub use http::{Reply, exchange, http, http_unix};
 pub use message_proxy::{MessageProxy, Side, Verdict};
