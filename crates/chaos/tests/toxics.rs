@@ -182,15 +182,15 @@ fn shapes_cost_time_and_change_no_byte() {
 
 #[test]
 fn a_latency_delays_every_byte_and_keeps_the_rate() {
-    // 64 reads or more, each of which a delay would let wait alone.
-    let sent = bytes(64 * (64 << 10));
+    // 512 reads or more. If each waited for the one before it, they would take 51 s.
+    let sent = vec![7; 512 * (64 << 10)];
     let far = Plan::shaped(Shape { latency: Duration::from_millis(100), ..Shape::default() });
     let begun = Instant::now();
     let (got, end, _) = through(far.clone(), &sent);
     let took = begun.elapsed();
     assert!(got == sent && end == End::Fin, "{} bytes, {end:?}", got.len());
     assert!(took >= Duration::from_millis(200), "{took:?}");
-    assert!(took < Duration::from_millis(64 * 100), "each read has waited for the one before it: {took:?}");
+    assert!(took < 2 * PATIENCE, "each read has waited for the one before it: {took:?}");
     // Events stay at their bytes.
     let (got, end, injected) = through(far.down(5000, Event::Fin), &sent);
     assert_eq!((got.len(), end, injected.len()), (5000, End::Fin, 1));
