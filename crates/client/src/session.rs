@@ -45,6 +45,7 @@ use crate::{
     backoff::Backoff,
     compat::Generation,
     error::{Error, chain},
+    fs::FileCalls,
     http::BodyStreams,
     link_state::{LinkState, LinkStatus, LinkWaiter},
     notifications::NotificationRouter,
@@ -208,6 +209,8 @@ pub(crate) struct Session {
     ending: tokio::sync::Mutex<()>,
     /// The result of `environment/info`, requested once.
     pub(crate) info: OnceCell<Option<environment::InfoResult>>,
+    /// The room for calls about files.
+    pub(crate) file_calls: FileCalls,
 }
 
 impl Session {
@@ -270,6 +273,7 @@ impl Session {
             tasks: Mutex::new(JoinSet::new()),
             ending: tokio::sync::Mutex::new(()),
             info: OnceCell::new(),
+            file_calls: FileCalls::default(),
         });
         let mut keeper = JoinSet::new();
         keeper.spawn(Arc::clone(&session).keep_connected(link, has_ghost));

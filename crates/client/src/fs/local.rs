@@ -15,7 +15,10 @@ use exec_server_fs::{self as files, Cancel, ErrorCategory, JobQueue, View};
 use exec_server_protocol::limits;
 use exec_server_rpc::pool::PooledBuffer;
 use parking_lot::Mutex;
-use tokio::{sync::oneshot, task};
+use tokio::{
+    sync::{Semaphore, oneshot},
+    task,
+};
 
 use super::{
     Block, CommitOptions, CreateOptions, DirectoryEntry, EntryKind, FileError, FileErrorKind, FileFuture, FileSystem,
@@ -28,17 +31,33 @@ const NAME: &str = "local";
 /// The advice in the error for a file that is too large for `read_within`.
 const ADVICE: &str = "read it in blocks";
 
+/// Limit for the operations on paths that run at the same time, each on its own thread. Others wait. More threads do not make a disk
+/// faster, and a copy of a tree from a distant server would otherwise start hundreds of them.
+const JOBS: usize = 32;
+
 /// The file system of this machine.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct LocalFiles {
     view: Arc<View>,
+    /// Shared by all clones.
+    jobs: Arc<Semaphore>,
+}
+
+impl Default for LocalFiles {
+    fn default() -> Self {
+        Self::with_view(View::default())
+    }
 }
 
 impl LocalFiles {
     /// Creates access to all files that this program itself can access.
     #[must_use]
     pub fn new() -> Self {
-        Self { view: Arc::new(View::everything()) }
+        Self::with_view(View::everything())
+    }
+
+    fn with_view(view: View) -> Self {
+        Self { view: Arc::new(view), jobs: Arc::new(Semaphore::new(JOBS)) }
     }
 
     /// Runs an operation on a blocking thread.
@@ -52,8 +71,17 @@ impl LocalFiles {
             let error = FileError::new(operation, path, FileErrorKind::InvalidInput, "the path is not absolute");
             return Box::pin(std::future::ready(Err(error)));
         }
-        let (view, owned_path) = (Arc::clone(&self.view), path.to_owned());
-        Box::pin(blocking(operation, path.to_owned(), move |cancel| work(&view, &owned_path, cancel)))
+        let (view, jobs) = (Arc::clone(&self.view), Arc::clone(&self.jobs));
+        Box::pin(async move {
+            let slot = jobs.acquire_owned().await.expect("the semaphore is never closed");
+            let owned_path = path.to_owned();
+            let work = move |cancel: &Cancel| {
+                // A thread keeps its slot until it ends, also after its waiter was dropped.
+                let _slot = slot;
+                work(&view, &owned_path, cancel)
+            };
+            blocking(operation, path.to_owned(), work).await
+        })
     }
 }
 
@@ -402,4 +430,35 @@ fn of_files(operation: &'static str, error: &files::Error) -> FileError {
         ErrorCategory::Cancelled | ErrorCategory::Other => FileErrorKind::Other,
     };
     FileError::new(operation, &error.path, kind, error.kind.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Condvar;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn operations_on_paths_share_a_bounded_number_of_threads() {
+        let files = LocalFiles::new();
+        // How many operations run now, and the most so far.
+        let running = Arc::new((Mutex::new((0, 0)), Condvar::new()));
+        let operations = (0..2 * JOBS).map(|_| {
+            let running = Arc::clone(&running);
+            let count = move |_: &View, _: &Path, _: &Cancel| {
+                let (counts, changed) = &*running;
+                let mut counts = counts.lock();
+                counts.0 += 1;
+                counts.1 = counts.1.max(counts.0);
+                changed.notify_all();
+                // Each operation waits until as many run as may run.
+                changed.wait_while(&mut counts, |counts| counts.1 < JOBS);
+                counts.0 -= 1;
+                Ok(())
+            };
+            files.run("count", Path::new("/"), count)
+        });
+        futures_util::future::try_join_all(operations).await.expect("count");
+        assert_eq!(*running.0.lock(), (0, JOBS));
+    }
 }

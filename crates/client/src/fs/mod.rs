@@ -44,6 +44,7 @@ pub use exec_server_protocol::fs::{
 };
 #[cfg(feature = "local")]
 pub use local::LocalFiles;
+pub(crate) use remote::FileCalls;
 pub use remote::RemoteFiles;
 pub use search::{Change, Changes, Glob, Search, SearchLine, Watch};
 pub use stream::{read_all, read_stream, read_stream_from, write_all};

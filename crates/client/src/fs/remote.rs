@@ -21,6 +21,7 @@ use exec_server_protocol::{
     path::{Form, PathArg},
 };
 use serde_json::value::RawValue;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::{
     CreateOptions, DirectoryEntry, EntryKind, FileError, FileErrorKind, FileFuture, FileSystem, Links, ListEntry,
@@ -32,6 +33,41 @@ use crate::{Client, Error, Request, requests, session::Sent};
 
 /// Limit for the repeats of an interrupted call, and for the attempts to open a handle.
 pub(super) const REPEATS_MAX: usize = 16;
+
+/// Limit for the file calls of a session in flight. Others wait. A connection has 1024 calls in flight at most and refuses further ones;
+/// the rest is for calls that are not about files.
+const CALLS: usize = 768;
+
+/// Limit for the bytes in the file calls of a session in flight, in KiB: 32 MiB. Others wait. A server refuses requests beyond
+/// [`limits::REQUESTS_WAITING_BYTES`]; the other half is for stdin.
+const WRITTEN_KIB: usize = limits::REQUESTS_WAITING_BYTES / 2 / KIB;
+
+const KIB: usize = 1024;
+
+/// The room for file calls on the connection of a session. All [`RemoteFiles`] of the session share it.
+#[derive(Debug)]
+pub(crate) struct FileCalls {
+    calls: Semaphore,
+    written_kib: Semaphore,
+}
+
+impl Default for FileCalls {
+    fn default() -> Self {
+        Self { calls: Semaphore::new(CALLS), written_kib: Semaphore::new(WRITTEN_KIB) }
+    }
+}
+
+impl FileCalls {
+    /// Waits for room for a call that sends this many bytes of a file. The room is taken until the permits are dropped.
+    pub(super) async fn admit(&self, bytes: usize) -> [SemaphorePermit<'_>; 2] {
+        // A single larger call waits until no other one sends bytes.
+        let kib = u32::try_from(bytes.div_ceil(KIB).min(WRITTEN_KIB)).unwrap_or(u32::MAX);
+        // The bytes first: a call that waits for them must not keep a place from calls that send none.
+        let written = self.written_kib.acquire_many(kib).await;
+        let call = self.calls.acquire().await;
+        [written, call].map(|permit| permit.expect("the semaphores are never closed"))
+    }
+}
 
 /// The file system of a server.
 #[derive(Clone)]
@@ -70,6 +106,11 @@ impl RemoteFiles {
         &self.client
     }
 
+    /// See [`FileCalls::admit`].
+    pub(super) async fn admit(&self, bytes: usize) -> [SemaphorePermit<'_>; 2] {
+        self.client.session().file_calls.admit(bytes).await
+    }
+
     pub(super) fn sandbox(&self) -> wire::Sandbox {
         self.sandbox.as_ref().and_then(|sandbox| RawValue::from_string(sandbox.get().to_owned()).ok())
     }
@@ -106,6 +147,7 @@ impl RemoteFiles {
         path: &Path,
         params: &M::Params<'_>,
     ) -> Result<M::Result, FileError> {
+        let _admitted = self.admit(0).await;
         self.client.request::<M>(params).await.map_err(|error| FileError::of_call(operation, path, &error))
     }
 
@@ -116,6 +158,7 @@ impl RemoteFiles {
         path: &Path,
         params: &M::Params<'_>,
     ) -> Result<(M::Result, Option<Bytes>), FileError> {
+        let _admitted = self.admit(0).await;
         let called = self.client.session().send::<M>(params).await.and_then(Sent::with_attached::<M>);
         called.map_err(|error| FileError::of_call(operation, path, &error))
     }
@@ -128,6 +171,7 @@ impl RemoteFiles {
         params: &(impl Fn(String) -> M::Params<'static> + Sync),
         bytes: &Bytes,
     ) -> Result<M::Result, FileError> {
+        let _admitted = self.admit(bytes.len()).await;
         let called = self.client.session().call_with::<M>(params, bytes).await;
         called.map_err(|error| FileError::of_call(operation, path, &error))
     }
@@ -140,6 +184,7 @@ impl RemoteFiles {
         params: &M::Params<'_>,
         is_idempotent: bool,
     ) -> Result<M::Result, FileError> {
+        let _admitted = self.admit(0).await;
         let mut repeats_left = if is_idempotent { REPEATS_MAX } else { 0 };
         loop {
             match self.client.request::<M>(params).await {
@@ -158,7 +203,11 @@ impl RemoteFiles {
     ) -> Result<(RemoteHandle, M::Result), FileError> {
         for _ in 0..REPEATS_MAX {
             let handle = RemoteHandle::new(self, path);
-            match self.client.request::<M>(&params(handle.handle_id.clone())).await {
+            let opened = {
+                let _admitted = self.admit(0).await;
+                self.client.request::<M>(&params(handle.handle_id.clone())).await
+            };
+            match opened {
                 Ok(result) => return Ok((handle, result)),
                 // The server may have opened the handle. Close it first, because a draft can have only one writer.
                 Err(Error::UnknownOutcome { .. }) => handle.close().await?,
@@ -233,6 +282,7 @@ impl RemoteFiles {
         };
         // An idempotent write is sent again if a cut or `call_timeout` left its outcome unknown.
         let is_idempotent = options.if_match.is_none() && !options.append;
+        let _admitted = self.admit(bytes.len()).await;
         let mut repeats_left = if is_idempotent { REPEATS_MAX } else { 0 };
         let written = loop {
             match self.client.session().call_with::<requests::FsWriteFile>(&params, &bytes).await {
@@ -506,4 +556,30 @@ pub(super) fn resolve(operation: &'static str, path: &Path, received: &PathArg) 
 fn of_millis(millis: i64) -> Moment {
     let nanos = u32::try_from(millis.rem_euclid(1000)).unwrap_or_default() * 1_000_000;
     Moment { seconds: millis.div_euclid(1000), nanos }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[test]
+    fn file_calls_are_bounded_by_their_number_and_their_bytes() {
+        let calls = FileCalls::default();
+        let mut reads: Vec<_> = (0..CALLS).map_while(|_| calls.admit(0).now_or_never()).collect();
+        assert_eq!((reads.len(), calls.admit(0).now_or_never().is_some()), (CALLS, false));
+        reads.pop();
+        assert!(calls.admit(0).now_or_never().is_some());
+        drop(reads);
+        let block = 256 * KIB;
+        let blocks: Vec<_> = (0..CALLS).map_while(|_| calls.admit(block).now_or_never()).collect();
+        assert_eq!(blocks.len() * block, 32 << 20);
+        assert!(calls.admit(0).now_or_never().is_some(), "a read does not wait for writes");
+        drop(blocks);
+        let large = calls.admit(limits::FILE_BYTES).now_or_never().expect("the only one");
+        assert!(calls.admit(1).now_or_never().is_none());
+        drop(large);
+        assert!(calls.admit(1).now_or_never().is_some());
+    }
 }

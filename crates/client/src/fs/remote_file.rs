@@ -143,7 +143,11 @@ impl WriteAt for RemoteDraft {
                 modified_at: options.modified,
             };
             let RemoteHandle { remote, path, .. } = &self.handle;
-            let written = match remote.client().request::<requests::FsCommit>(&params).await {
+            let answer = {
+                let _admitted = remote.admit(0).await;
+                remote.client().request::<requests::FsCommit>(&params).await
+            };
+            let written = match answer {
                 Err(cut @ Error::UnknownOutcome { .. }) => self.check_commit(&params, cut).await,
                 answer => answer.map(|written| Written { atomic: written.atomic, etag: written.etag }),
             };
