@@ -17,7 +17,7 @@ use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 
 use super::{CopyError, file::SourceFile};
-use crate::fs::{self, EntryKind, FileSystem, Links, Metadata, WriteOptions};
+use crate::fs::{self, BLOCKS_IN_FLIGHT, EntryKind, FileSystem, Links, Metadata, WriteOptions};
 
 /// The suffix of a mark's name.
 const SUFFIX: &str = ".exec-server-cp";
@@ -195,6 +195,9 @@ pub(super) fn part_key(machine: &str, from: &Path, source: &SourceFile, etag: Op
     sum.update(source.size.to_le_bytes());
     sum.update(source.modified.seconds.to_le_bytes());
     sum.update(source.modified.nanos.to_le_bytes());
+    // The last blocks in flight may be missing in a part. A version that keeps fewer in flight would miss some of them, so it must not find
+    // this part.
+    sum.update((BLOCKS_IN_FLIGHT as u64).to_le_bytes());
     // 96 bits are enough to avoid accidental collisions, and keep the name of the part short.
     hex::encode(&sum.finalize()[..12])
 }

@@ -54,8 +54,9 @@ use crate::transport::BoxFuture;
 /// The size of a block: 256 KiB, a quarter of what the protocol allows, so that the blocks in flight stay in the CPU caches.
 pub const BLOCK: usize = 256 * 1024;
 
-/// The number of blocks of one file in flight: together 4 MiB, enough for 500 Mbit/s at a latency of 60 ms.
-pub const BLOCKS_IN_FLIGHT: usize = 16;
+/// The number of blocks of one file in flight: together 16 MiB, enough for 2 Gbit/s at a round trip of 60 ms. A reader or a writer that
+/// does not keep up holds at most this much in memory.
+pub const BLOCKS_IN_FLIGHT: usize = 64;
 
 /// How symbolic links are treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
