@@ -25,6 +25,9 @@ use crate::fs::{
 /// A file of up to this size is read and written in one request each.
 pub(super) const SMALL: u64 = 1 << 20;
 
+/// The unit in which the memory for small files is reserved. It is also the room for the growth of a file after it was listed.
+const RESERVED_UNIT: u64 = 32 * 1024;
+
 /// How long to wait for a part that another writer has open. The writer may belong to a client that disappeared without closing its
 /// connection, because its machine sleeps or its address changed. A server needs up to 30 s to notice that and to close the part.
 const BUSY_FOR: Duration = Duration::from_secs(40);
@@ -49,6 +52,13 @@ pub(super) struct SourceFile {
     pub(super) size: u64,
     pub(super) mode: u32,
     pub(super) modified: Moment,
+}
+
+impl SourceFile {
+    /// The most bytes that are read of a small file in one request. A file that has become larger is copied in blocks.
+    pub(super) fn reserved_bytes(&self) -> u64 {
+        SMALL.min((self.size / RESERVED_UNIT).saturating_add(1).saturating_mul(RESERVED_UNIT))
+    }
 }
 
 /// The two sides of a copy, and the receiver of its progress.
@@ -85,8 +95,8 @@ impl FileCopy<'_> {
     }
 
     async fn copy_small(&self, from: &Path, to: &Path, source: &SourceFile) -> Result<(), CopyError> {
-        let bytes = match self.source.read_within(from, SMALL, Links::Refuse).await {
-            // The file has grown since it was listed.
+        let bytes = match self.source.read_within(from, source.reserved_bytes(), Links::Refuse).await {
+            // The file has grown since it was listed, or its source lies. Its blocks are bounded; a larger answer would not be.
             Err(error) if error.kind == fs::FileErrorKind::TooLarge => return self.copy_large(from, to, source).await,
             read => read?,
         };

@@ -2,9 +2,16 @@
 //! of large files.
 //!
 //! ```text
-//! resolve SRC and DST ──▶ one file, or a tree: directories, files and links as jobs, up to 32 in flight
-//!                             small file: one read, one write       large file: blocks, up to 16 in flight
+//! resolve SRC and DST ──▶ one file, or a tree: directories, files and links as jobs, up to 512 in flight
+//!                             small file: one read, one write       large file: blocks, up to 64 in flight
 //! ```
+//! A distant server answers late, so requests that do not depend on each other go together. A copy to a server waits for this chain of
+//! answers, whatever the number of files: resolve the paths; look at the target and its mark; write the mark, create the root, look at it,
+//! write the mark again ([`root`]); create the directories, one level after the other; the files; the modes and times of directories;
+//! remove the mark. A copy from a server: resolve the path; list the directories, one level after the other; the files.
+//!
+//! Memory is bounded whatever a source reports: small files in flight hold at most 16 MiB, large ones at most 64 MiB ([`tree`]).
+//!
 //! Two rules hold, even if the source lies. *Nothing is written outside of the target*: every name in a listing is checked, and no link
 //! below the target is followed. *No new file appears under its name before it is complete*: until then it has no name, or a hidden one
 //! beside the target. Only an existing file that must be overwritten in place (for example one with several hard links) can be seen half
@@ -186,12 +193,18 @@ pub async fn copy(
     recursive: bool,
     observer: &dyn CopyObserver,
 ) -> Result<CopyReport, CopyError> {
-    let found = source.files.metadata(&source.path, Links::Follow).await?;
-    let from = source.files.canonicalize(&source.path).await?;
+    // The error of the source is returned at once. The answers about the target are evaluated only when they are needed.
+    let resolving = async {
+        let (found, from) =
+            tokio::join!(source.files.metadata(&source.path, Links::Follow), source.files.canonicalize(&source.path));
+        Ok::<_, CopyError>((found?, from?))
+    };
+    let looking = async { Ok(resolve_target::GivenTarget::look_at(target).await) };
+    let ((found, from), given) = tokio::try_join!(resolving, looking)?;
     let files = file::FileCopy { source: &*source.files, target: &*target.files, observer };
     match found.kind {
         EntryKind::File => {
-            let to = resolve_target::resolve_file(&source.path, target).await?;
+            let to = given.resolve_file(&source.path)?;
             refuse_itself(source, target, &from, &to)?;
             // Older servers report no mode.
             let mode = found.mode.unwrap_or(0o644);
@@ -203,7 +216,7 @@ pub async fn copy(
         EntryKind::Directory if !recursive => Err(CopyError::IsADirectory { path: source.path.clone() }),
         EntryKind::Directory => {
             let header = mark::MarkHeader::new(&source.files.machine(), &from);
-            let target_tree = resolve_target::resolve_tree(&source.path, target, &header).await?;
+            let target_tree = given.resolve_tree(&source.path, files.target, &header).await?;
             refuse_itself(source, target, &from, &target_tree.path)?;
             let mode = found.mode.unwrap_or(0o755);
             let root = root::TargetRoot::prepare(files.target, target_tree, &header, mode).await?;

@@ -13,68 +13,94 @@ use super::{
     mark::{MarkHeader, TargetForm},
     root::TreeTarget,
 };
-use crate::fs::{self, EntryKind, FileErrorKind, Links};
+use crate::fs::{self, EntryKind, FileErrorKind, FileSystem, Links};
 
-/// The path of the copy of a file.
-pub(super) async fn resolve_file(source: &Path, target: &CopyEndpoint) -> Result<PathBuf, CopyError> {
-    match target_kind(target).await? {
-        Some(EntryKind::Directory) => path_inside(source, target).await,
-        Some(_) => Ok(target.files.canonicalize(&target.path).await?),
-        None if ends_in_slash(&target.path) => Err(CopyError::NotADirectory { path: target.path.clone() }),
-        None => new_path(target).await,
+/// The target as the user gives it, and everything that its file system says about it, requested at once. An answer that is not needed may
+/// be an error.
+pub(super) struct GivenTarget<'a> {
+    path: &'a Path,
+    /// Its type, with links followed; `None` if it does not exist.
+    kind: Result<Option<EntryKind>, CopyError>,
+    /// The path with all links resolved.
+    itself: Result<PathBuf, fs::FileError>,
+    /// The path of its directory with all links resolved; `None` if the path has no directory or no final name.
+    directory: Option<Result<PathBuf, fs::FileError>>,
+}
+
+impl<'a> GivenTarget<'a> {
+    pub(super) async fn look_at(target: &'a CopyEndpoint) -> Self {
+        let CopyEndpoint { files, path } = target;
+        let directory = path.parent().filter(|_| path.file_name().is_some());
+        let resolving_directory = async {
+            match directory {
+                Some(directory) => Some(files.canonicalize(directory).await),
+                None => None,
+            }
+        };
+        let (found, itself, directory) =
+            tokio::join!(super::find(&**files, path, Links::Follow), files.canonicalize(path), resolving_directory);
+        Self { path, kind: found.map(|found| found.map(|found| found.kind)), itself, directory }
+    }
+
+    /// The path of the copy of a file.
+    pub(super) fn resolve_file(self, source: &Path) -> Result<PathBuf, CopyError> {
+        match self.kind.clone()? {
+            Some(EntryKind::Directory) => path_inside(source, &self.itself?),
+            Some(_) => Ok(self.itself?),
+            None if ends_in_slash(self.path) => Err(CopyError::NotADirectory { path: self.path.to_owned() }),
+            None => self.new_path(),
+        }
+    }
+
+    /// The path of the copy of a directory, and the state that an interrupted copy has left there.
+    pub(super) async fn resolve_tree(
+        self,
+        source: &Path,
+        files: &dyn FileSystem,
+        header: &MarkHeader,
+    ) -> Result<TreeTarget, CopyError> {
+        match self.kind.clone()? {
+            Some(EntryKind::Directory) if means_contents(source) => {
+                TreeTarget::look_at(files, header, self.itself?, TargetForm::Contents).await
+            }
+            Some(EntryKind::Directory) => {
+                let itself = self.itself?;
+                let inside = path_inside(source, &itself)?;
+                // An interrupted copy with the same arguments found no target, and created this directory as its root. Continue that copy:
+                // a new one would create another directory inside of this one.
+                let (continued, inside) = tokio::join!(
+                    header.find(files, &itself),
+                    TreeTarget::look_at(files, header, inside, TargetForm::Inside)
+                );
+                match continued?.filter(|found| found.content.form == TargetForm::Itself) {
+                    Some(found) => Ok(TreeTarget::continued(itself, TargetForm::Itself, found)),
+                    None => inside,
+                }
+            }
+            Some(_) => Err(CopyError::NotADirectory { path: self.path.to_owned() }),
+            None => {
+                let form = if means_contents(source) { TargetForm::Contents } else { TargetForm::Itself };
+                TreeTarget::look_at(files, header, self.new_path()?, form).await
+            }
+        }
+    }
+
+    /// A path that does not exist yet, in a directory that does.
+    fn new_path(self) -> Result<PathBuf, CopyError> {
+        match (self.directory, self.path.file_name()) {
+            (Some(directory), Some(name)) => Ok(directory?.join(name)),
+            _ => Err(CopyError::NotADirectory { path: self.path.to_owned() }),
+        }
     }
 }
 
-/// The path of the copy of a directory, and the state that an interrupted copy has left there.
-pub(super) async fn resolve_tree(
-    source: &Path,
-    target: &CopyEndpoint,
-    header: &MarkHeader,
-) -> Result<TreeTarget, CopyError> {
-    let (path, form) = match target_kind(target).await? {
-        Some(EntryKind::Directory) => {
-            let itself = target.files.canonicalize(&target.path).await?;
-            if means_contents(source) {
-                (itself, TargetForm::Contents)
-            } else {
-                // An interrupted copy with the same arguments found no target, and created this directory as its root. Continue that copy:
-                // a new one would create another directory inside of this one.
-                let found = header.find(&*target.files, &itself).await?;
-                if let Some(found) = found.filter(|found| found.content.form == TargetForm::Itself) {
-                    return Ok(TreeTarget { path: itself, form: TargetForm::Itself, found: Some(found) });
-                }
-                (path_inside(source, target).await?, TargetForm::Inside)
-            }
-        }
-        Some(_) => return Err(CopyError::NotADirectory { path: target.path.clone() }),
-        None if means_contents(source) => (new_path(target).await?, TargetForm::Contents),
-        None => (new_path(target).await?, TargetForm::Itself),
-    };
-    let found = header.find(&*target.files, &path).await?;
-    Ok(TreeTarget { path, form, found })
-}
-
-/// The type of the target, with links followed; `None` if it does not exist.
-async fn target_kind(target: &CopyEndpoint) -> Result<Option<EntryKind>, CopyError> {
-    Ok(super::find(&*target.files, &target.path, Links::Follow).await?.map(|found| found.kind))
-}
-
 /// The source's name inside of the target directory.
-async fn path_inside(source: &Path, target: &CopyEndpoint) -> Result<PathBuf, CopyError> {
-    let dir = target.files.canonicalize(&target.path).await?;
+fn path_inside(source: &Path, directory: &Path) -> Result<PathBuf, CopyError> {
     let Some(name) = source.file_name() else {
         let reason = "the source path does not end in a name; give the full target path";
         return Err(fs::FileError::new("copy", source, FileErrorKind::InvalidInput, reason).into());
     };
-    Ok(dir.join(name))
-}
-
-/// A path that does not exist yet, in a directory that does.
-async fn new_path(target: &CopyEndpoint) -> Result<PathBuf, CopyError> {
-    let (Some(dir), Some(name)) = (target.path.parent(), target.path.file_name()) else {
-        return Err(CopyError::NotADirectory { path: target.path.clone() });
-    };
-    Ok(target.files.canonicalize(dir).await?.join(name))
+    Ok(directory.join(name))
 }
 
 fn ends_in_slash(path: &Path) -> bool {

@@ -16,17 +16,65 @@ use super::{
     CopyError, MODE_KEPT,
     mark::{self, InterruptedCopy, Mark, MarkContent, MarkHeader, TargetForm},
 };
-use crate::fs::{EntryKind, FileSystem, Links, Metadata};
+use crate::fs::{EntryKind, FileError, FileSystem, Links, Metadata};
 
 /// The set-group-id bit, by which a directory passes its group to new entries.
 const SETGID_BIT: u32 = 0o2000;
 
-/// Where a tree is copied to.
+/// Where a tree is copied to, and what is there.
 pub(super) struct TreeTarget {
     pub(super) path: PathBuf,
-    pub(super) form: TargetForm,
-    /// The state that an interrupted copy has left there.
-    pub(super) found: Option<InterruptedCopy>,
+    form: TargetForm,
+    root: FoundRoot,
+}
+
+/// What was found at the path of a root. Everything was requested at once, so an answer that is not needed may be an error.
+enum FoundRoot {
+    /// The tree of an interrupted copy that this one continues.
+    Continued(InterruptedCopy),
+    Other {
+        /// The content of a mark without a creation time, if there is one: a copy was killed before it recorded the root. The root is empty
+        /// or missing, so there is nothing to continue.
+        unfinished_mark: Option<MarkContent>,
+        /// The metadata of the root; `None` if it does not exist.
+        metadata: Result<Option<Metadata>, CopyError>,
+        /// The metadata of the directory that contains the root, if there is one.
+        parent: Option<Result<Metadata, FileError>>,
+    },
+}
+
+impl TreeTarget {
+    /// Looks at the path of a root, and at the mark beside it.
+    pub(super) async fn look_at(
+        files: &dyn FileSystem,
+        header: &MarkHeader,
+        path: PathBuf,
+        form: TargetForm,
+    ) -> Result<Self, CopyError> {
+        let looking_at_parent = async {
+            match path.parent() {
+                Some(parent) => Some(files.metadata(parent, Links::Refuse).await),
+                None => None,
+            }
+        };
+        let (found, metadata, parent) =
+            tokio::join!(header.find(files, &path), super::find(files, &path, Links::Itself), looking_at_parent);
+        let root = match found? {
+            Some(found) if found.content.created_ms.is_some() => FoundRoot::Continued(found),
+            found => FoundRoot::Other { unfinished_mark: found.map(|found| found.content), metadata, parent },
+        };
+        Ok(Self { path, form, root })
+    }
+
+    /// A root that an interrupted copy has left. Its mark may be without a creation time.
+    pub(super) fn continued(path: PathBuf, form: TargetForm, found: InterruptedCopy) -> Self {
+        let root = if found.content.created_ms.is_some() {
+            FoundRoot::Continued(found)
+        } else {
+            FoundRoot::Other { unfinished_mark: Some(found.content), metadata: Ok(Some(found.root)), parent: None }
+        };
+        Self { path, form, root }
+    }
 }
 
 /// The root of a tree at the target.
@@ -34,6 +82,8 @@ pub(super) struct TargetRoot {
     pub(super) path: PathBuf,
     /// Whether this copy created the root, in this run or before it was interrupted.
     pub(super) is_ours: bool,
+    /// Whether this run created the root, so that it is empty.
+    pub(super) is_new: bool,
     /// The set-group-id bit of the root, or 0. New directories in the root inherit it.
     pub(super) setgid: u32,
     pub(super) mark: Option<Mark>,
@@ -49,23 +99,23 @@ impl TargetRoot {
         header: &MarkHeader,
         mode: u32,
     ) -> Result<Self, CopyError> {
-        let TreeTarget { path, form, found } = target_tree;
-        let mut content = MarkContent::new(form, false, None);
-        if let Some(InterruptedCopy { content: before, mark, since_ms, root }) = found {
-            if before.created_ms.is_some() {
-                let is_ours = before.is_created;
-                let setgid = setgid_bit(&root);
-                return Ok(Self { path, is_ours, setgid, mark: Some(mark), since_ms: Some(since_ms) });
+        let TreeTarget { path, form, root } = target_tree;
+        let (unfinished_mark, metadata, parent) = match root {
+            FoundRoot::Continued(InterruptedCopy { content, mark, since_ms, root }) => {
+                let (is_ours, setgid) = (content.is_created, setgid_bit(&root));
+                let (is_new, mark, since_ms) = (false, Some(mark), Some(since_ms));
+                return Ok(Self { path, is_ours, is_new, setgid, mark, since_ms });
             }
-            // The mark has no time: that copy was killed before it recorded the root. The tree is empty, so there is nothing to continue.
-            content = before;
-        }
-        let metadata = match super::find(files, &path, Links::Itself).await? {
+            FoundRoot::Other { unfinished_mark, metadata, parent } => (unfinished_mark, metadata?, parent),
+        };
+        let mut content = unfinished_mark.unwrap_or_else(|| MarkContent::new(form, false, None));
+        let is_new = metadata.is_none();
+        let metadata = match metadata {
             Some(metadata) => metadata,
             None => {
                 content.is_created = true;
-                let setgid = match path.parent() {
-                    Some(parent) => setgid_bit(&files.metadata(parent, Links::Refuse).await?),
+                let setgid = match parent {
+                    Some(parent) => setgid_bit(&parent?),
                     None => 0,
                 };
                 let mark = header.write(files, &path, &content).await?;
@@ -85,7 +135,8 @@ impl TargetRoot {
         }
         content.created_ms = Some(metadata.created_ms);
         let mark = header.write(files, &path, &content).await?;
-        Ok(Self { is_ours: content.is_created, setgid: setgid_bit(&metadata), mark, since_ms: None, path })
+        let (is_ours, setgid) = (content.is_created, setgid_bit(&metadata));
+        Ok(Self { path, is_ours, is_new, setgid, mark, since_ms: None })
     }
 
     /// Refuses a target whose path lies inside of the source's path, if both are the same file system under different addresses: the mark

@@ -328,7 +328,7 @@ async fn a_file_that_is_larger_than_it_was_said_to_be_goes_in_blocks() {
     });
     let report = report.await.unwrap();
     assert_eq!((report.files, report.failed), (1, 0));
-    assert_eq!(asked, json!((1 << 20) + 1), "no more than that is wanted");
+    assert_eq!(asked, json!((32 << 10) + 1), "no more than that is wanted");
     assert_eq!(fs::read(ground.path("target/log")).unwrap(), [2; 2 << 20]);
 }
 

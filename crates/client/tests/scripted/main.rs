@@ -9,6 +9,7 @@ mod adopting_server;
 mod calls;
 mod copies;
 mod early_start;
+mod distant_copies;
 mod event_text;
 mod events;
 mod flood;
