@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use exec_server_process::{Child, ChildUser, Spawn, SpawnError};
+use exec_server_process::{Child, ChildUser, LowFds, Spawn, SpawnError};
 
 use crate::cgroup::SessionCgroup;
 
@@ -82,8 +82,11 @@ pub trait ChildSpawner {
 }
 
 /// Spawns real children.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct OsSpawner;
+#[derive(Debug, Default)]
+pub struct OsSpawner {
+    /// Numbers for the fds of the children. `None`: each child begins with a copy of our fd table.
+    pub low_fds: Option<LowFds>,
+}
 
 impl ChildSpawner for OsSpawner {
     fn spawn(&mut self, spawn: Spawn) -> Result<Child, SpawnError> {
@@ -91,6 +94,6 @@ impl ChildSpawner for OsSpawner {
     }
 
     fn spawn_all(&mut self, spawns: Vec<Spawn>) -> Vec<Result<Child, SpawnError>> {
-        Spawn::spawn_all(spawns)
+        Spawn::spawn_all(spawns, self.low_fds.as_ref())
     }
 }

@@ -73,7 +73,7 @@ struct TracedRig {
 impl TracedRig {
     /// Creates a holder with one process that sleeps.
     fn new() -> Self {
-        let (holder, socket, dir) = common::holder_with_a_start(OsSpawner, &["sleep", "1000"]);
+        let (holder, socket, dir) = common::holder_with_a_start(OsSpawner::default(), &["sleep", "1000"]);
         let mut rig = Self { holder, socket, control: None, pid: None, now: 0, last: None, _dir: dir };
         rig.until(|rig| rig.pid.is_some());
         rig

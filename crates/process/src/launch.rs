@@ -88,6 +88,9 @@ pub(crate) struct Launch<'a> {
     pub(crate) sandbox: Option<&'a ChildKit>,
     /// The signals that we ignore, if known.
     pub(crate) ignored: Option<IgnoredSignals>,
+    /// All sources are below this fd number, so the child needs no copy of the fds from there up. `None`: the sources
+    /// may have any numbers.
+    pub(crate) sources_end: Option<RawFd>,
 }
 
 /// A child that was cloned. When `Launch::run` returns it, it has executed its program.
@@ -110,6 +113,9 @@ struct LaunchShared<'a> {
     must_enter_cgroup: Cell<bool>,
     /// The child was created without signal handlers (`CLONE_CLEAR_SIGHAND`), so only ignored signals need a reset.
     has_no_handlers: Cell<bool>,
+    /// The child was created with our fd table and not with a copy (`CLONE_FILES`). It must change no fd before it has
+    /// its own.
+    shares_fds: Cell<bool>,
     /// The child has reached its first instruction.
     has_started: Cell<bool>,
     report: Cell<Option<(SpawnStage, c_int)>>,
@@ -211,6 +217,7 @@ impl<'a> LaunchShared<'a> {
             script_argv: Cell::new(script_argv.as_mut_ptr()),
             must_enter_cgroup: Cell::new(false),
             has_no_handlers: Cell::new(false),
+            shares_fds: Cell::new(false),
             has_started: Cell::new(false),
             report: Cell::new(None),
             child_present: AtomicU32::new(1),
@@ -297,11 +304,13 @@ fn clone(shared: &LaunchShared<'_>, stack: &ChildStack, parent: ParentMode) -> i
     // Use the raw system call: the C library never blocks the signals that it uses itself.
     set_mask(&u64::MAX, Some(&mut before)).map_err(io::Error::from_raw_os_error)?;
     shared.has_no_handlers.set(true);
+    shared.shares_fds.set(shared.launch.sources_end.is_some());
     let cloned = clone3::clone_into(shared.launch.cgroup_dir, shared, stack, parent).or_else(|_refused| {
         // The kernel is too old, seccomp rejects the call, or the cgroup accepts no process. In the last case, the
         // child gets the errno when it enters the cgroup.
         shared.must_enter_cgroup.set(true);
         shared.has_no_handlers.set(false);
+        shared.shares_fds.set(false);
         match parent {
             ParentMode::Stops => clone_in_own_cgroups(shared, stack),
             ParentMode::Continues => Err(io::ErrorKind::Unsupported.into()),
@@ -382,6 +391,7 @@ fn drop_result(_result: Result<usize, c_int>) {}
 
 /// Everything before exec. The order matters:
 ///
+/// - our own fd table before anything that opens or closes an fd;
 /// - cgroups first, so that nothing ever runs outside them;
 /// - the session before the terminal;
 /// - fds before the sandbox, which may hide `/dev/null`, and before `RLIMIT_NOFILE`, which could forbid their numbers;
@@ -394,6 +404,9 @@ fn drop_result(_result: Result<usize, c_int>) {}
 fn set_up(shared: &LaunchShared<'_>) -> Result<(), (SpawnStage, c_int)> {
     let at = |stage: SpawnStage| move |errno: c_int| (stage, errno);
     let launch = shared.launch;
+    if let Some(end) = launch.sources_end.filter(|_| shared.shares_fds.get()) {
+        leave_shared_fds(end).map_err(at(SpawnStage::Descriptors))?;
+    }
     enter_cgroups(launch.cgroup_dir.filter(|_| shared.must_enter_cgroup.get()), launch.cgroups)
         .map_err(at(SpawnStage::Cgroup))?;
     call(libc::SYS_setsid, [0; 6]).map_err(at(SpawnStage::Session))?;
@@ -426,6 +439,17 @@ fn set_up(shared: &LaunchShared<'_>) -> Result<(), (SpawnStage, c_int)> {
         Some((sandbox, ipc)) => sandbox.seal(ipc).map_err(at(SpawnStage::Sandbox)),
         None => Ok(()),
     }
+}
+
+/// Gives the child its own fd table, with only the fds below `end`.
+fn leave_shared_fds(end: RawFd) -> Result<(), c_int> {
+    let flags = libc::CLOSE_RANGE_UNSHARE as usize;
+    match call(libc::SYS_close_range, [end as usize, u32::MAX as usize, flags, 0, 0, 0]) {
+        // An emulation of Linux without the flag: copy the whole table.
+        Err(libc::EINVAL | libc::ENOSYS) => call(libc::SYS_unshare, [libc::CLONE_FILES as usize, 0, 0, 0, 0, 0]),
+        other => other,
+    }
+    .map(drop)
 }
 
 /// Moves the child into each cgroup. The kernel reads `0` as the pid of the writer, so no number has to be formatted

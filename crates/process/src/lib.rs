@@ -36,6 +36,7 @@
 mod child;
 mod driver;
 mod launch;
+mod low_fds;
 mod spawn;
 mod streams;
 mod tree;
@@ -43,6 +44,7 @@ mod tree;
 pub use child::{Child, ChildExit, CloseStdinOutcome};
 pub use driver::ScriptDriver;
 pub use launch::IgnoredSignals;
+pub use low_fds::LowFds;
 pub use rustix::process::Pid;
 pub use spawn::{ChildUser, Spawn, SpawnError, SpawnStage, StdinMode, StdioMode, TerminalSize};
 pub use tree::{KillOutcome, TreeMember, TreeScope, descendants_of, kill_descendants, kill_tree, kill_trees};

@@ -15,7 +15,8 @@ use exec_server_sandbox::{ChildKit, Kit};
 use crate::{
     child::Child,
     launch::{IgnoredSignals, Launch, LaunchFailure, StartedChild},
-    streams::{self, PassedFd},
+    low_fds::LowFds,
+    streams::{self, PassedFd, SourceNumbers},
 };
 
 /// Search path for a program without a slash if the child's environment has no `PATH`.
@@ -227,38 +228,49 @@ impl Spawn {
 
     /// Starts the child.
     pub fn spawn(self) -> Result<Child, SpawnError> {
-        self.launch(|launch| launch.run())
+        self.launch(None, |launch| launch.run())
     }
 
     /// Starts several children. This is faster than one by one, because they do not wait for each other's exec. The
     /// results are in the order of `spawns`. If one spawn fails, the others still succeed.
-    pub fn spawn_all(spawns: Vec<Self>) -> Vec<Result<Child, SpawnError>> {
+    ///
+    /// With `low_fds`, a start costs the same however many fds this process has.
+    pub fn spawn_all(spawns: Vec<Self>, low_fds: Option<&LowFds>) -> Vec<Result<Child, SpawnError>> {
         let mut spawns = spawns.into_iter();
         let mut children = Vec::with_capacity(spawns.len());
         while spawns.len() > 0 {
-            Self::spawn_nested(&mut spawns.by_ref().take(BATCH_MAX), &mut children);
+            Self::spawn_nested(&mut spawns.by_ref().take(BATCH_MAX), low_fds, &mut children);
         }
         children
     }
 
     /// Starts the first child and starts all others while it is on its way to exec. The recursion keeps everything that
     /// a child reads alive on this stack until its exec.
-    fn spawn_nested(spawns: &mut impl ExactSizeIterator<Item = Self>, children: &mut Vec<Result<Child, SpawnError>>) {
+    fn spawn_nested(
+        spawns: &mut impl ExactSizeIterator<Item = Self>,
+        low_fds: Option<&LowFds>,
+        children: &mut Vec<Result<Child, SpawnError>>,
+    ) {
         let Some(first) = spawns.next() else { return };
         if first.alone || spawns.len() == 0 {
-            children.push(first.spawn());
-            return Self::spawn_nested(spawns, children);
+            children.push(first.launch(low_fds, |launch| launch.run()));
+            return Self::spawn_nested(spawns, low_fds, children);
         }
         let mut others = Vec::with_capacity(spawns.len());
-        let child = first.launch(|launch| launch.run_concurrently(|| Self::spawn_nested(spawns, &mut others)).0);
+        let spawn_others = || Self::spawn_nested(spawns, low_fds, &mut others);
+        let child = first.launch(low_fds, |launch| launch.run_concurrently(spawn_others).0);
         children.push(child);
         children.append(&mut others);
         // If preparing the first child failed (invalid description, or no pipe or terminal), the closure above did not run
         // and `spawns` still holds the others: start them now. Otherwise `spawns` is empty and this does nothing.
-        Self::spawn_nested(spawns, children);
+        Self::spawn_nested(spawns, low_fds, children);
     }
 
-    fn launch(self, run: impl FnOnce(&Launch<'_>) -> Result<StartedChild, LaunchFailure>) -> Result<Child, SpawnError> {
+    fn launch(
+        self,
+        low_fds: Option<&LowFds>,
+        run: impl FnOnce(&Launch<'_>) -> Result<StartedChild, LaunchFailure>,
+    ) -> Result<Child, SpawnError> {
         let program = self.argv.first().ok_or(SpawnError::EmptyArgv)?;
         let keep = kept_numbers(&self.extra_fds)?;
         // A source fd at or above this number cannot be overwritten when another fd is placed.
@@ -268,11 +280,21 @@ impl Spawn {
         if let Some(user) = &self.user {
             streams.change_owner(user)?;
         }
-        let cgroup_dir = self.cgroup_dir.as_ref().map(|fd| PassedFd::borrow(fd, floor)).transpose()?;
-        let cgroups = self.cgroups.iter().map(|fd| PassedFd::borrow(fd, floor)).collect::<Result<Vec<_>, _>>()?;
-        let extra = self.extra_fds.iter().map(|(fd, number)| Ok((PassedFd::borrow(fd, floor)?, *number)));
+        let kit_fds = self.sandbox.as_ref().map(Kit::descriptors).unwrap_or_default();
+        let passed = streams.count() + self.cgroups.len() + kit_fds.iter().flatten().count();
+        // A declared fd could have the same number as a low fd, so a child with declared fds gets no low ones.
+        let low_fds = low_fds.filter(|_| self.extra_fds.is_empty());
+        let mut numbers =
+            low_fds.and_then(|low_fds| low_fds.take(passed)).map_or(SourceNumbers::From(floor), SourceNumbers::Low);
+        let stdio = streams.sources(&mut numbers)?;
+        let cgroups = self.cgroups.iter().map(|fd| PassedFd::borrow(fd, &mut numbers));
+        let cgroups = cgroups.collect::<Result<Vec<_>, _>>()?;
+        let sandbox = self.sandbox.as_ref().map(|kit| RaisedSandbox::new(kit, &mut numbers)).transpose()?;
+        // Only we use it: the kernel creates the child in the cgroup, or a child with a copy of our fd table enters it.
+        let cgroup_dir = self.cgroup_dir.as_ref().map(|fd| PassedFd::borrow(fd, &mut SourceNumbers::From(floor)));
+        let cgroup_dir = cgroup_dir.transpose()?;
+        let extra = self.extra_fds.iter().map(|(fd, number)| Ok((PassedFd::borrow(fd, &mut numbers)?, *number)));
         let extra = extra.collect::<Result<Vec<_>, SpawnError>>()?;
-        let sandbox = self.sandbox.as_ref().map(|kit| RaisedSandbox::new(kit, floor)).transpose()?;
 
         let arg0 = self.arg0.as_ref().unwrap_or(program);
         let argv = pointers([arg0].into_iter().chain(self.argv.iter().skip(1)));
@@ -286,7 +308,7 @@ impl Spawn {
             env: &pointers(&self.env),
             candidates: &pointers(&candidates),
             cwd: &self.cwd,
-            stdio: streams.sources(),
+            stdio,
             extra: &extra.iter().map(|(source, number)| (source.as_raw(), *number)).collect::<Vec<_>>(),
             keep: &keep,
             terminal: matches!(self.stdio, StdioMode::Pty(_)),
@@ -299,6 +321,7 @@ impl Spawn {
             limits: &self.limits,
             sandbox: sandbox.as_ref().map(|raised| &raised.in_child),
             ignored: self.ignored,
+            sources_end: numbers.end(),
         };
         match run(&launch) {
             Ok(started) => Ok(Child::started(started, streams.into_parent())),
@@ -322,10 +345,10 @@ struct RaisedSandbox<'a> {
 }
 
 impl<'a> RaisedSandbox<'a> {
-    fn new(kit: &'a Kit, floor: RawFd) -> Result<Self, SpawnError> {
+    fn new(kit: &'a Kit, numbers: &mut SourceNumbers<'_>) -> Result<Self, SpawnError> {
         let [user, mounts, rules] = kit.descriptors();
-        let raise = |fd: Option<&'a OwnedFd>| fd.map(|fd| PassedFd::borrow(fd, floor)).transpose();
-        let sources = [raise(user)?, raise(mounts)?, raise(rules)?];
+        let mut pass = |fd: Option<&'a OwnedFd>| fd.map(|fd| PassedFd::borrow(fd, numbers)).transpose();
+        let sources = [pass(user)?, pass(mounts)?, pass(rules)?];
         let in_child = kit.in_child(sources.each_ref().map(|source| source.as_ref().map(PassedFd::as_raw)));
         Ok(Self { in_child, _sources: sources })
     }

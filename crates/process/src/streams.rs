@@ -2,7 +2,8 @@
 //!
 //! It decides which end is nonblocking. The child duplicates each of its fds to a target number, such as 0 for stdin.
 //! This module first moves the sources to numbers of at least `floor`, which is above every target number. So no
-//! duplication overwrites a source that is still needed.
+//! duplication overwrites a source that is still needed. A child that shares our fd table gets low numbers instead
+//! ([`low_fds`](crate::low_fds)).
 
 use std::{
     io,
@@ -16,7 +17,10 @@ use rustix::{
     termios::{Winsize, tcsetwinsize},
 };
 
-use crate::spawn::{ChildUser, SpawnError, StdinMode, StdioMode, TerminalSize};
+use crate::{
+    low_fds::ChildNumbers,
+    spawn::{ChildUser, SpawnError, StdinMode, StdioMode, TerminalSize},
+};
 
 /// The parent's ends: nonblocking and close-on-exec.
 #[derive(Debug, Default)]
@@ -37,37 +41,78 @@ pub(crate) struct StreamEnds {
     pipes: [Option<OwnedFd>; 3],
 }
 
+/// Which numbers the fds have that are passed to a child.
+pub(crate) enum SourceNumbers<'a> {
+    /// Any from this one up.
+    From(RawFd),
+    /// Those that are reserved for this child.
+    Low(ChildNumbers<'a>),
+}
+
+impl SourceNumbers<'_> {
+    /// A number above all low ones. `None` if the numbers are not low.
+    pub(crate) fn end(&self) -> Option<RawFd> {
+        match self {
+            Self::From(_) => None,
+            Self::Low(numbers) => Some(numbers.end()),
+        }
+    }
+}
+
 /// An fd to pass to the child. Its number is not the target number of any other fd.
 pub(crate) struct PassedFd<'a> {
-    fd: &'a OwnedFd,
-    /// Used instead of `fd` if the number of `fd` is too low.
-    raised: Option<OwnedFd>,
+    number: RawFd,
+    /// Holds the number open, if it is not `fd`.
+    _raised: Option<OwnedFd>,
+    _fd: &'a OwnedFd,
 }
 
 impl<'a> PassedFd<'a> {
-    pub(crate) fn borrow(fd: &'a OwnedFd, floor: RawFd) -> Result<Self, SpawnError> {
-        Ok(Self { fd, raised: raised(fd, floor)? })
+    pub(crate) fn borrow(fd: &'a OwnedFd, numbers: &mut SourceNumbers<'_>) -> Result<Self, SpawnError> {
+        let (number, raised) = match numbers {
+            SourceNumbers::Low(numbers) => (place(fd, numbers)?, None),
+            SourceNumbers::From(floor) => {
+                let raised = raised(fd, *floor)?;
+                (raised.as_ref().unwrap_or(fd).as_raw_fd(), raised)
+            }
+        };
+        Ok(Self { number, _raised: raised, _fd: fd })
     }
 
     pub(crate) fn as_raw(&self) -> RawFd {
-        self.raised.as_ref().unwrap_or(self.fd).as_raw_fd()
+        self.number
     }
 }
 
 impl StreamEnds {
+    /// The number of fds that the child gets.
+    pub(crate) fn count(&self) -> usize {
+        self.child_ends().count()
+    }
+
+    fn child_ends(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.ours.slave.iter().chain(self.pipes.iter().flatten())
+    }
+
     /// The sources of fds 0, 1 and 2. `None`: the child opens `/dev/null` itself.
-    pub(crate) fn sources(&self) -> [Option<RawFd>; 3] {
-        match &self.ours.slave {
-            Some(slave) => [Some(slave.as_raw_fd()); 3],
-            None => self.pipes.each_ref().map(|end| end.as_ref().map(AsRawFd::as_raw_fd)),
+    pub(crate) fn sources(&self, numbers: &mut SourceNumbers<'_>) -> Result<[Option<RawFd>; 3], SpawnError> {
+        let mut source = |end: &OwnedFd| match numbers {
+            SourceNumbers::Low(numbers) => place(end, numbers),
+            // `open` has moved the ends already.
+            SourceNumbers::From(_) => Ok(end.as_raw_fd()),
+        };
+        if let Some(slave) = &self.ours.slave {
+            return Ok([Some(source(slave)?); 3]);
         }
+        let [stdin, stdout, stderr] = self.pipes.each_ref().map(|end| end.as_ref().map(&mut source).transpose());
+        Ok([stdin?, stdout?, stderr?])
     }
 
     /// Changes the owner of the child's ends to another user. Without it, that user could not open `/dev/stdout` or its
     /// own terminal again.
     pub(crate) fn change_owner(&self, user: &ChildUser) -> Result<(), SpawnError> {
         let (uid, gid) = (rustix::fs::Uid::from_raw(user.uid), rustix::fs::Gid::from_raw(user.gid));
-        for end in self.ours.slave.iter().chain(self.pipes.iter().flatten()) {
+        for end in self.child_ends() {
             rustix::fs::fchown(end, Some(uid), Some(gid))
                 .map_err(|errno| resources("stream owned by the child's user", errno))?;
         }
@@ -128,6 +173,10 @@ fn terminal(size: TerminalSize, floor: RawFd) -> Result<StreamEnds, SpawnError> 
     tcsetwinsize(master.as_fd(), winsize(size)).map_err(|errno| resources("terminal size", errno))?;
     let ours = ParentStreams { pty: Some(master), slave: Some(raise(slave, floor)?), ..ParentStreams::default() };
     Ok(StreamEnds { ours, pipes: [None, None, None] })
+}
+
+fn place(fd: &OwnedFd, numbers: &mut ChildNumbers<'_>) -> Result<RawFd, SpawnError> {
+    numbers.place(fd.as_fd()).map_err(|source| SpawnError::Resources { what: "descriptor", source })
 }
 
 /// Moves an fd to `floor` or above. Usually it is already there, which costs nothing.

@@ -40,7 +40,7 @@ fn spawn_all(spawns: impl FnOnce() -> Vec<Spawn> + Send, pipe: &OwnedFd) -> Vec<
     thread::scope(|scope| {
         let (done, is_done) = mpsc::channel();
         let births = scope.spawn(move || {
-            let children = Spawn::spawn_all(spawns());
+            let children = Spawn::spawn_all(spawns(), None);
             done.send(()).ok();
             children
         });
@@ -64,7 +64,7 @@ fn each_child_has_its_own_result_in_its_own_place() {
             6 => spawn(PTY, &["echo", &number.to_string()]),
             _ => spawn(PIPE, &["echo", &number.to_string()]),
         };
-        let children = Spawn::spawn_all((0..30).map(describe).collect());
+        let children = Spawn::spawn_all((0..30).map(describe).collect(), None);
         assert_eq!(children.len(), 30);
         for (number, child) in children.into_iter().enumerate() {
             match (number % 7, child) {
@@ -79,7 +79,7 @@ fn each_child_has_its_own_result_in_its_own_place() {
             }
         }
     }
-    assert!(Spawn::spawn_all(Vec::new()).is_empty());
+    assert!(Spawn::spawn_all(Vec::new(), None).is_empty());
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn a_child_that_must_be_alone_blocks_the_next() {
         tell.send(rustix::thread::gettid().as_raw_nonzero()).expect("the test waits for it");
         assert_eq!(run(spawn(PIPE, &["true"])).code, 0);
         let held_up = Spawn { alone: true, ..held_up(write, "echo first") };
-        Spawn::spawn_all(vec![held_up, sh(PIPE, "echo second")])
+        Spawn::spawn_all(vec![held_up, sh(PIPE, "echo second")], None)
     });
     let thread = thread.recv_timeout(DEADLINE).expect("it tells");
     let children = || fs::read_to_string(format!("/proc/self/task/{thread}/children")).expect("proc is mounted");

@@ -59,7 +59,8 @@ pub(super) fn clone_into(
     }
     let mut pidfd: c_int = -1;
     let vfork = if parent == ParentMode::Stops { libc::CLONE_VFORK } else { 0 };
-    let flags = libc::CLONE_VM | libc::CLONE_PIDFD | libc::CLONE_CHILD_CLEARTID | vfork;
+    let files = if shared.shares_fds.get() { libc::CLONE_FILES } else { 0 };
+    let flags = libc::CLONE_VM | libc::CLONE_PIDFD | libc::CLONE_CHILD_CLEARTID | vfork | files;
     let args = CloneArgs {
         flags: u64::from(flags.unsigned_abs()) | CLEAR_SIGHAND | cgroup_dir.map_or(0, |_| INTO_CGROUP),
         pidfd: address(&raw mut pidfd) as u64,
