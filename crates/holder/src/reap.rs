@@ -63,9 +63,23 @@ pub(crate) fn reap_strays(classify: impl Fn(i32) -> DeadChild) -> bool {
 
 /// Kills all descendants and reaps all dead children, including leaders. Returns true when no child is left.
 pub(crate) fn kill_all() -> bool {
-    exec_server_process::kill_descendants(getpid()).ok();
-    while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
-    matches!(rustix::process::wait(WaitOptions::NOHANG), Err(Errno::CHILD))
+    // A walk over all processes of the host takes milliseconds, so look first whether there is anything to kill.
+    reap_all() || {
+        exec_server_process::kill_descendants(getpid()).ok();
+        reap_all()
+    }
+}
+
+/// Reaps all dead children, including leaders. Returns true when no child is left: then this process, a subreaper, has
+/// no descendant either.
+pub(crate) fn reap_all() -> bool {
+    loop {
+        match rustix::process::wait(WaitOptions::NOHANG) {
+            Ok(Some(_)) => {}
+            Ok(None) => return false,
+            Err(errno) => return errno == Errno::CHILD,
+        }
+    }
 }
 
 /// Whether this process has a child, alive or unreaped. That covers all descendants: each descendant of a subreaper has

@@ -79,7 +79,8 @@ impl SessionEnd {
         now_ns: u64,
     ) -> bool {
         if now_ns < self.again_at {
-            return false;
+            // SIGCHLD may have started this turn: the last process may be dead.
+            return is_exclusive && reap::reap_all();
         }
         self.pause_ns = self.pause_ns.saturating_mul(2).min(PAUSE_MAX_NS);
         self.again_at = now_ns.saturating_add(self.pause_ns);
