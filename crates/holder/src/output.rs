@@ -39,6 +39,11 @@ use crate::{
 /// Bytes per read of a terminal. One read returns no more, even if the terminal holds more.
 const TERMINAL_BYTES: usize = 4096;
 
+/// A read that returns fewer bytes has probably emptied the stream, as the echo of a key does. Another read would then
+/// only return EAGAIN. If bytes are left, epoll reports them in the next turn. A program that prints without pause
+/// leaves more than this in its stream, and is read again at once.
+const FEW_BYTES: usize = 512;
+
 /// Maximum bytes read from one fd per turn, so that a flood does not delay other children by more. Twice the capacity
 /// of a pipe. Pipes keep their default size: in measurements, a larger pipe made a single child no faster, and eight
 /// concurrent children slower.
@@ -62,8 +67,8 @@ enum ReliefOutcome {
 }
 
 enum ReadOutcome {
-    /// This many bytes are in the log.
-    Bytes(usize),
+    /// `n` bytes are in the log. `is_emptied`: the stream probably holds no more.
+    Bytes { n: usize, is_emptied: bool },
     /// Nothing can be read now.
     Nothing,
     /// No memory is available to read into.
@@ -82,13 +87,14 @@ impl Process {
         if is_hang_up && self.has_hung_up(index) {
             self.end_stream(index, cx);
         } else {
-            self.read(index, cx);
+            self.read(index, flags.contains(EventFlags::HUP), cx);
         }
         self.settle(cx);
     }
 
-    /// Reads a stream until it is empty, the limit per turn is reached, or the log is full.
-    pub(crate) fn read(&mut self, index: usize, cx: &mut SessionContext) {
+    /// Reads a stream until it is empty, the limit per turn is reached, or the log is full. `has_hung_up`: the stream has
+    /// no writer, so its EOF can be read in this turn.
+    pub(crate) fn read(&mut self, index: usize, has_hung_up: bool, cx: &mut SessionContext) {
         let mut left = TURN_BYTES;
         // Make room only for an open stream: an event that was reported before the stream ended must not begin a
         // segment after the last event of the log.
@@ -104,7 +110,11 @@ impl Process {
                 }
             }
             match self.read_record(index, cx) {
-                ReadOutcome::Bytes(n) => left = left.saturating_sub(n),
+                // Of a stream that may have ended, read the EOF as well.
+                ReadOutcome::Bytes { is_emptied: true, .. } if !has_hung_up && self.phase == ProcessPhase::Running => {
+                    return;
+                }
+                ReadOutcome::Bytes { n, .. } => left = left.saturating_sub(n),
                 ReadOutcome::Nothing => return,
                 ReadOutcome::NoMemory => {
                     self.retry_later(cx);
@@ -207,6 +217,7 @@ impl Process {
         } else {
             room.buf
         };
+        let size = buf.len();
         let n = match rustix::io::retry_on_intr(|| rustix::io::read(fd, &mut *buf)) {
             Ok(0) => return ReadOutcome::Ended,
             Ok(n) => n,
@@ -228,7 +239,7 @@ impl Process {
             // No `has_new_deadline`: the deadline that was collected is now too early, which is harmless.
             *at = cx.now_ns.saturating_add(*span);
         }
-        ReadOutcome::Bytes(n)
+        ReadOutcome::Bytes { n, is_emptied: n < FEW_BYTES.min(size) }
     }
 
     /// Ensures that a record can be appended within the cap.

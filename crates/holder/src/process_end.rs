@@ -53,7 +53,7 @@ impl Process {
             self.retry_later(cx);
         }
         for index in 0..self.outputs.len() {
-            self.read(index, cx);
+            self.read(index, true, cx);
         }
         self.settle(cx);
     }
