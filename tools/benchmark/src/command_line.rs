@@ -11,13 +11,16 @@ use super::{
     user_commands::{OutputSink, UserCommands},
 };
 use crate::prelude::*;
-use exec_server_harness::{Random, file_tree};
+use exec_server_harness::{Random, environment::wait_until, file_tree};
 
 /// A tmpfs of the machine.
 const TMPFS: &str = "/dev/shm";
 
 /// The id of the process whose log is printed.
 const LOGGED: &str = "logged";
+
+/// How long a holder may take to write its logs and end; it begins two seconds after its last process has closed.
+const ARCHIVING: Duration = Duration::from_secs(30);
 
 const PIPE: &str = "raw pipe";
 const LEAN: &str = "lean client";
@@ -66,7 +69,7 @@ impl CommandLineBench<'_> {
         let file = self.folder.join("zeros");
         fs::File::create(&file)?.set_len(bytes)?;
         let file = file.to_str().context("the path is UTF-8")?;
-        self.log(bytes)?;
+        self.log(bytes, &servers.setup)?;
         let kind = ConnectionKind::new(Transport::Ws, MessageFormat::Binary);
         let mut lean = servers.open(kind)?.context("our server offers the binary dialect")?;
         let tmpfs = Path::new(TMPFS).is_dir().then(|| tempfile::Builder::new().prefix("xtask-").tempdir_in(TMPFS));
@@ -95,16 +98,17 @@ impl CommandLineBench<'_> {
         let contest = Contest::hold(rounds, lanes)?;
         lean.end()?;
         fs::remove_file(file)?;
-        run(self.ours.command(&["forget"], &[LOGGED]))?;
         Ok(contest)
     }
 
-    /// Leaves a process with this much output in its log.
-    fn log(&self, bytes: u64) -> Result<()> {
+    /// Leaves a process with this much output in its log. Waits until its session is archived, so that each round reads the same files and
+    /// no holder is left at the end.
+    fn log(&self, bytes: u64, setup: &Setup) -> Result<()> {
         let bytes = bytes.to_string();
         let args = ["--detach", "--keep-all", "--name", LOGGED, "--", HEAD, "-c", &bytes, "/dev/zero"];
         run(self.ours.command(&["run"], &args))?;
-        run(self.ours.command(&["wait"], &[LOGGED]))
+        run(self.ours.command(&["wait"], &[LOGGED]))?;
+        wait_until("the session of the process is archived", ARCHIVING, || setup.holders().is_empty())
     }
 
     /// MB/s of a file through standard input.

@@ -77,8 +77,8 @@ fn rows(bulk: &Contest, keystrokes: &Contest, round_trip_ms: u64) -> Vec<Row> {
         row("cp from a server", DOWN).at_least(0.9),
         beyond("keystroke beside a flood, p50", KEYSTROKE, 0).at_most(KEYSTROKE_MS),
         beyond("keystroke beside a flood, p99", KEYSTROKE, 1),
-        beyond("floor: byte beside a stream of plain TCP, p50", TCP_KEYSTROKE, 0),
-        beyond("floor: byte beside a stream of plain TCP, p99", TCP_KEYSTROKE, 1),
+        beyond("plain TCP: byte beside a stream, p50", TCP_KEYSTROKE, 0),
+        beyond("plain TCP: byte beside a stream, p99", TCP_KEYSTROKE, 1),
     ]
 }
 
