@@ -23,13 +23,19 @@ use crate::{
 };
 
 impl<S: ChildSpawner> Holder<S> {
-    /// Runs one command.
-    pub(crate) fn dispatch(&mut self, message: &[u8], fds: Vec<OwnedFd>) {
+    /// Runs one command. Returns true for a command behind which there is usually no other: then looking for another
+    /// would cost a system call for nothing.
+    pub(crate) fn dispatch(&mut self, message: &[u8], fds: Vec<OwnedFd>) -> bool {
         let message = ToHolder::decode(message);
         if !matches!(message, Ok(ToHolder::Start { .. } | ToHolder::StartConfined { .. } | ToHolder::Withdraw { .. })) {
             self.spawn_pending();
         }
-        let Ok(message) = message else { return self.cx.controller.reject() };
+        let Ok(message) = message else {
+            self.cx.controller.reject();
+            return false;
+        };
+        // A server sends the next part of a write after the answer to this one.
+        let comes_alone = matches!(message, ToHolder::Write { .. });
         match message {
             ToHolder::Hello { .. } => self.cx.controller.reject(),
             ToHolder::Attach => self.attach(),
@@ -86,6 +92,7 @@ impl<S: ChildSpawner> Holder<S> {
             ToHolder::AllowArchive => self.archiving.allow(),
             ToHolder::Leave => self.handle_leave(),
         }
+        comes_alone
     }
 
     pub(crate) fn attach(&mut self) {

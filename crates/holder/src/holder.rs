@@ -286,7 +286,12 @@ impl<S: ChildSpawner> Holder<S> {
             }
             let Some(mut datagram) = self.cx.controller.recv(&mut buf) else { break };
             let fds = std::mem::take(&mut datagram.fds);
-            self.dispatch(datagram.bytes(&buf), fds);
+            let comes_alone = self.dispatch(datagram.bytes(&buf), fds);
+            // If there is another command all the same, epoll reports it in the next turn. A lost controller has no next
+            // turn.
+            if comes_alone && !self.cx.controller.is_lost() {
+                break;
+            }
         }
         self.spawn_pending();
         self.buf = buf;

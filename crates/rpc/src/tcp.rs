@@ -11,7 +11,7 @@ use std::{
 };
 
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite, Interest, ReadBuf},
     net::TcpStream,
 };
 
@@ -67,8 +67,18 @@ impl AsyncRead for TcpReadHalf {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             ready!(self.0.poll_read_ready(cx))?;
-            match self.0.try_read_buf(buf) {
-                Ok(_) => return Poll::Ready(Ok(())),
+            let room = buf.remaining();
+            let mut is_read = false;
+            // A read that leaves room has emptied the socket. `WouldBlock` makes Tokio forget that the socket was readable,
+            // which saves the next read, unless more has arrived since this closure was called.
+            let tried = self.0.try_io(Interest::READABLE, || {
+                let count = self.0.try_read_buf(buf)?;
+                is_read = true;
+                if (1..room).contains(&count) { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+            });
+            match tried {
+                Ok(()) => return Poll::Ready(Ok(())),
+                Err(_) if is_read => return Poll::Ready(Ok(())),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Poll::Ready(Err(error)),
             }

@@ -484,9 +484,9 @@ impl HolderLink {
                     Err(error) => break error,
                 },
                 ready = welcome.wakeup.readable() => {
+                    // The eventfd is not read: Tokio registers it edge-triggered, so each write of the holder is a new
+                    // event. Its counter does not overflow in centuries.
                     if let Ok(mut ready) = ready {
-                        // Resets the eventfd. EAGAIN: it was already reset.
-                        rustix::io::read(&welcome.wakeup, &mut [0; 8]).ok();
                         ready.clear_ready();
                     }
                 }
