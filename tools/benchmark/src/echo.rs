@@ -5,6 +5,7 @@ use std::thread;
 
 use super::{
     baselines::{EchoProgram, EchoServer, OneProcessor, TerminalProgram},
+    echo_calls,
     hop_chain::{ChainEnd, RelayChain},
     roundtrip,
     servers::{ConnectionKind, Transport},
@@ -74,6 +75,7 @@ pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
     }
     rows.extend(others(&hold(setting, EchoConditions::Pauses)?, "after a pause of 5 ms"));
     rows.extend(others(&hold(setting, EchoConditions::Flood)?, "beside a flood"));
+    rows.push(echo_calls::row(setting)?);
 
     let chart = Bars::new("Echo of one byte through a terminal", "µs")
         .bar("bare WebSocket echo", BarOwner::Machine, free.median(BARE, 0))

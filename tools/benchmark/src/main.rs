@@ -14,6 +14,7 @@ mod copy;
 mod delay_proxy;
 mod distance;
 mod echo;
+mod echo_calls;
 mod far_link;
 mod files;
 mod growth;
