@@ -236,7 +236,7 @@ fn interrupted(world: &World, args: &[&str], dir: &Path) -> PathBuf {
     let mut child = spawn(&mut world.cp(args));
     // Other files of a tree may be in progress at the same time.
     let part = || {
-        let is_large = |path: &PathBuf| fs::metadata(path).is_ok_and(|found| found.len() > 10 << 20);
+        let is_large = |path: &PathBuf| fs::metadata(path).is_ok_and(|found| found.len() > 20 << 20);
         hidden(dir).into_iter().find(|path| path.extension().is_some_and(|end| end == "part") && is_large(path))
     };
     wait_for("a part of more blocks than are under way", || part().is_some());
@@ -248,7 +248,7 @@ fn interrupted(world: &World, args: &[&str], dir: &Path) -> PathBuf {
 #[test]
 fn a_large_file_continues_where_it_was_and_begins_again_when_the_source_has_changed() {
     let world = World::slow();
-    let bytes = pattern(0, 18 << 20);
+    let bytes = pattern(0, 32 << 20);
     fs::write(world.here("large"), &bytes).expect("write");
     fs::write(world.there("large"), &bytes).expect("write");
     for (args, source, target) in [
@@ -277,7 +277,7 @@ fn a_large_file_continues_where_it_was_and_begins_again_when_the_source_has_chan
 fn remains_of_a_killed_copy_are_removed_when_it_continues_and_files_of_the_user_stay() {
     let world = World::slow();
     make_tree(&world.there("tree"), 40);
-    fs::write(world.there("tree/large"), pattern(0, 24 << 20)).expect("write");
+    fs::write(world.there("tree/large"), pattern(0, 32 << 20)).expect("write");
     let copy = world.here("copy");
     fs::create_dir(&copy).expect("make a directory");
     interrupted(&world, &["-r", ":tree/.", "copy"], &copy);

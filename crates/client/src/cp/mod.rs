@@ -7,10 +7,10 @@
 //! ```
 //! A distant server answers late, so requests that do not depend on each other go together. A copy to a server waits for this chain of
 //! answers, whatever the number of files: resolve the paths; look at the target and its mark; write the mark, create the root, look at it,
-//! write the mark again ([`root`]); create the directories, one level after the other; the files; the modes and times of directories;
+//! write the mark again (`root`); create the directories, one level after the other; the files; the modes and times of directories;
 //! remove the mark. A copy from a server: resolve the path; list the directories, one level after the other; the files.
 //!
-//! Memory is bounded whatever a source reports: small files in flight hold at most 16 MiB, large ones at most 64 MiB ([`tree`]).
+//! Memory is bounded whatever a source reports: small files in flight hold at most 16 MiB, large ones at most 64 MiB (`tree`).
 //!
 //! Two rules hold, even if the source lies. *Nothing is written outside of the target*: every name in a listing is checked, and no link
 //! below the target is followed. *No new file appears under its name before it is complete*: until then it has no name, or a hidden one

@@ -6,10 +6,10 @@
 //! entries:   pop [file] or [link], as long as its bytes fit ──▶ copy it
 //! at last:   check the directories ──▶ set their modes and times
 //! ```
-//! Listings run first and ahead of the files, because they find further work. Both stacks are last in, first out. A listing begins only
-//! while fewer than `WAITING` entries wait, or if no other one is running. A page that arrives when too many entries wait is dropped and
-//! listed again later, unless it is the only one. The memory for entries therefore depends on the depth of the tree, and not on the number
-//! of its files or on what a source reports.
+//! Listings run first and ahead of the files, because they find further work. Both stacks are last in, first out. From `WAITING` entries
+//! on, fewer listings run at a time; from `WAITING_MAX` on only one, and a page that arrives is dropped and listed again later, unless it is
+//! the only one. The memory for entries therefore depends on the depth of the tree, and not on the number of its files or on what a source
+//! reports.
 //!
 //! Directories that this copy created get their mode and time at the very end. Until then they must be writable, and every new entry would
 //! change their time. It sets neither for directories that existed before. While the last small files are in flight, the copy checks that
@@ -42,6 +42,9 @@ const JOBS: usize = 512;
 /// Limit for directories that are created or listed at a time. They are among the `JOBS`.
 const LISTINGS: usize = 128;
 
+/// Limit for listings at a time while many entries wait.
+const LISTINGS_FEW: usize = 16;
+
 /// Limit for the bytes of small files in flight.
 const SMALL_BYTES: u64 = 16 << 20;
 
@@ -55,8 +58,11 @@ const LARGE_BLOCKS: u64 = 2 * BLOCKS_IN_FLIGHT as u64;
 /// large files does not fill the memory.
 const LARGE_WAITING: usize = 1024;
 
-/// Number of waiting entries at which listings stop running ahead. A page has at most 50,000.
+/// Number of waiting entries from which on at most `LISTINGS_FEW` listings run at a time. A page has at most 50,000 entries.
 const WAITING: usize = 100_000;
+
+/// Number of waiting entries from which on one listing runs at a time.
+const WAITING_MAX: usize = 2 * WAITING;
 
 /// Limit for the directories of a tree. A source that reports more is assumed to never end.
 const DIRECTORIES_MAX: usize = 2_000_000;
@@ -341,7 +347,7 @@ impl TreeCopy<'_> {
             }
             JobResult::Listed { dir, after, page } => {
                 // There is no memory for it now. At least one listing always succeeds, so the copy makes progress.
-                if state.waiting() >= WAITING && state.in_flight.listings > 0 {
+                if state.waiting() >= WAITING_MAX && state.in_flight.listings > 0 {
                     state.listings.push(CopyJob::Page { dir, after });
                 } else {
                     self.handle_page(state, page, &dir)?;
@@ -488,11 +494,11 @@ impl CopyJob {
 }
 
 impl JobsInFlight {
-    /// Whether one more job fits. The first one of its kind always does.
+    /// Whether one more job fits. The first one of its kind always does. See `next_listing` for the number of listings.
     fn has_room(&self, load: JobLoad) -> bool {
         self.jobs < JOBS
             && match load {
-                JobLoad::Listing => self.listings < LISTINGS,
+                JobLoad::Listing => true,
                 JobLoad::Small { bytes } => self.small_bytes == 0 || self.small_bytes + bytes <= SMALL_BYTES,
                 JobLoad::Large { blocks } => {
                     self.large == 0 || (self.large < LARGE && self.large_blocks + blocks <= LARGE_BLOCKS)
@@ -540,8 +546,16 @@ impl TreeCopyState {
     }
 
     fn next_listing(&mut self) -> Option<CopyJob> {
-        let is_ahead = self.waiting() < WAITING || self.in_flight.listings == 0;
-        if is_ahead && self.in_flight.has_room(JobLoad::Listing) { self.listings.pop() } else { None }
+        let most = match self.waiting() {
+            ..WAITING => LISTINGS,
+            WAITING..WAITING_MAX => LISTINGS_FEW,
+            _ => 1,
+        };
+        if self.in_flight.listings < most && self.in_flight.has_room(JobLoad::Listing) {
+            self.listings.pop()
+        } else {
+            None
+        }
     }
 
     fn next_large(&mut self) -> Option<CopyJob> {
@@ -709,6 +723,41 @@ mod tests {
         }
         // One file was started when no further listing could.
         assert_eq!(listings_beside(10), (LISTINGS, 9 + LISTINGS));
-        assert_eq!(listings_beside(WAITING), (1, WAITING - 1 + 2 * LISTINGS - 1));
+        assert_eq!(listings_beside(WAITING), (LISTINGS_FEW, WAITING - 1 + 2 * LISTINGS - LISTINGS_FEW));
+        assert_eq!(listings_beside(WAITING_MAX), (1, WAITING_MAX - 1 + 2 * LISTINGS - 1));
+    }
+
+    #[cfg(feature = "local")]
+    #[test]
+    fn a_page_that_finds_no_room_is_listed_again_unless_it_is_the_only_one() {
+        let files = crate::fs::LocalFiles::new();
+        let root =
+            TargetRoot { path: "/target".into(), is_ours: true, is_new: true, setgid: 0, mark: None, since_ms: None };
+        let files = FileCopy { source: &files, target: &files, observer: &crate::cp::NoObserver };
+        let copy = TreeCopy { files, from: "/source".into(), root: &root };
+        let handled = |listings| {
+            let mut state = TreeCopyState::default();
+            state.entries.extend((0..WAITING_MAX).map(|at| file(at, 1)));
+            state.in_flight.listings = listings;
+            let entry = ListEntry {
+                name: "b".into(),
+                kind: EntryKind::File,
+                size: 1,
+                mode: 0o644,
+                modified: Moment { seconds: 0, nanos: 0 },
+                target: None,
+                owner: None,
+            };
+            let page = ListPage { entries: vec![entry], more: false };
+            let listed = JobResult::Listed { dir: directory(), after: Some("a".into()), page };
+            copy.handle_result(&mut state, listed).expect("a valid page");
+            let again = match state.listings.pop() {
+                Some(CopyJob::Page { after, .. }) => after,
+                _ => None,
+            };
+            (again, state.entries.len() - WAITING_MAX)
+        };
+        assert_eq!(handled(1), (Some("a".into()), 0));
+        assert_eq!(handled(0), (None, 1));
     }
 }
