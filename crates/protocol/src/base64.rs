@@ -28,3 +28,11 @@ pub fn encode(bytes: &[u8]) -> String {
 pub fn decode(text: &str) -> Result<Vec<u8>, InvalidBase64> {
     STANDARD.decode_to_vec(text).map_err(|_| InvalidBase64)
 }
+
+/// Like [`decode`], into the memory of the text.
+pub fn decode_owned(text: String) -> Result<Vec<u8>, InvalidBase64> {
+    let mut bytes = text.into_bytes();
+    let len = STANDARD.decode_inplace(&mut bytes).map_err(|_| InvalidBase64)?.len();
+    bytes.truncate(len);
+    Ok(bytes)
+}

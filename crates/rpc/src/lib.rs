@@ -9,6 +9,8 @@ use std::io;
 mod frame;
 mod outbox;
 mod receiver;
+mod standard_input;
+mod standard_output;
 mod stdio;
 mod stream;
 mod sys;
@@ -22,9 +24,11 @@ pub mod url;
 
 pub use outbox::{EncodedMessage, Outbox};
 pub use receiver::{InboundFrame, Receiver};
+pub use standard_input::StandardInput;
+pub use standard_output::StandardOutput;
 pub use stdio::stdio;
 pub use stream::{ByteStream, memory};
-pub use sys::register;
+pub use sys::{keep_freed_memory, register};
 pub use tcp::TcpProbe;
 
 /// First byte of a binary message in the [`Framing::Lines`] framing. No UTF-8 text begins with it. It is followed by

@@ -4,6 +4,7 @@
 //! closes, and the owner of the outbox answers them.
 
 use std::{
+    collections::VecDeque,
     io,
     sync::{
         Arc,
@@ -38,6 +39,13 @@ const SPARE_MIN: usize = 4 * 1024;
 /// stdin. Pushed output comes in smaller messages, and one read takes several of them.
 const POOLED_MIN: u64 = 128 * 1024;
 
+/// Capacity of the read buffers of a busy connection: a full read behind the beginning of a message with a piece of output.
+const BUSY_BYTES: usize = READ_MAX + 68 * 1024;
+
+/// Maximum number of read buffers that are kept to be used again: 2.6 MiB. A client's log keeps the last megabyte of output, and with it
+/// the buffers of four reads. A new buffer instead would cost a page fault and the zeroing of a page for each 4 KiB.
+const RETIRED_MAX: usize = 8;
+
 /// A message or control frame from the peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InboundFrame {
@@ -54,6 +62,8 @@ pub struct Receiver {
     reader: Box<dyn AsyncRead + Send + Unpin>,
     /// Bytes that were read but not yet returned. A message is split off without a copy.
     buf: BytesMut,
+    /// Earlier read buffers of a busy connection, oldest first, all empty. One is used again when its messages are dropped.
+    retired: VecDeque<BytesMut>,
     /// Lines: number of bytes at the front of `buf` without an LF. Frames: number of payload bytes already unmasked.
     scanned: usize,
     /// Header of the frame that is being received. Its payload is at the front of `buf`, or in `pooled`.
@@ -77,6 +87,7 @@ impl Receiver {
             framing,
             reader,
             buf: leftover,
+            retired: VecDeque::new(),
             scanned: 0,
             frame: None,
             pooled: None,
@@ -108,6 +119,7 @@ impl Receiver {
     /// Drops everything that was read but not yet returned.
     fn discard(&mut self) {
         self.buf = BytesMut::new();
+        self.retired.clear();
         self.pooled = None;
         self.partial = None;
         self.frame = None;
@@ -175,17 +187,36 @@ impl Receiver {
             (Framing::WebSocket { .. }, None) => self.room,
         };
         let spare = self.buf.capacity() - self.buf.len();
-        // Use the spare room of the buffer if that is enough for a read. Otherwise `reserve` makes room.
-        let wanted = if spare >= wanted.min(SPARE_MIN) { spare.min(wanted) } else { wanted };
-        self.buf.reserve(wanted);
+        // Use the spare room of the buffer if that is enough for a read. Otherwise `make_room` makes room.
+        let spare_min = if self.room == READ_MAX { READ_MAX / 2 } else { SPARE_MIN };
+        let wanted = if spare >= wanted.min(spare_min) { spare.min(wanted) } else { wanted };
+        self.make_room(wanted);
         let count = self.reader.read_buf(&mut (&mut self.buf).limit(wanted)).await?;
         if count >= self.room {
             self.room = (self.room * 2).min(READ_MAX);
         } else if wanted >= self.room && count < self.room / 4 {
             // Only a read that had this much room can show that less is enough.
             self.room = (self.room / 2).max(READ_MIN);
+            self.retired.clear();
         }
         Ok(count)
+    }
+
+    /// Makes room for this many more bytes in `buf`.
+    fn make_room(&mut self, wanted: usize) {
+        let needed = self.buf.len() + wanted;
+        let has_room = self.buf.capacity() >= needed;
+        if has_room || wanted < READ_MAX || needed > BUSY_BYTES {
+            return self.buf.reserve(wanted);
+        }
+        let oldest_is_free = self.retired.front_mut().is_some_and(|oldest| oldest.try_reclaim(needed));
+        // If the messages of the oldest buffer still exist, so do those of the others, which were read later.
+        let reused = if oldest_is_free || self.retired.len() >= RETIRED_MAX { self.retired.pop_front() } else { None };
+        let mut next = reused.filter(|_| oldest_is_free).unwrap_or_else(|| BytesMut::with_capacity(BUSY_BYTES));
+        next.extend_from_slice(&self.buf);
+        let mut used = std::mem::replace(&mut self.buf, next);
+        used.clear();
+        self.retired.push_back(used);
     }
 
     fn end(&self) -> CloseReason {

@@ -5,7 +5,7 @@
 //! Sockets are used with `MSG_DONTWAIT`. All other files are left to Tokio's blocking thread.
 
 use std::{
-    io,
+    io::{self, IoSlice},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     pin::Pin,
     task::{Context, Poll, ready},
@@ -14,10 +14,13 @@ use std::{
 use rustix::{
     fs::{FileType, Mode, OFlags},
     io::retry_on_intr,
-    net::{RecvFlags, SendFlags},
+    net::{RecvFlags, SendAncillaryBuffer, SendFlags},
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd},
+    io::{
+        AsyncRead, AsyncWrite, Interest, ReadBuf,
+        unix::{AsyncFd, AsyncFdReadyGuard},
+    },
     task::coop,
 };
 
@@ -43,7 +46,7 @@ pub fn stdio() -> ByteStream {
 }
 
 /// An fd that belongs to us and on which no call blocks.
-struct StdioDescriptor {
+pub(crate) struct StdioDescriptor {
     fd: AsyncFd<OwnedFd>,
     /// A socket, whose open file description may be blocking. Other fds were reopened as nonblocking.
     is_socket: bool,
@@ -54,7 +57,7 @@ struct StdioDescriptor {
 
 impl StdioDescriptor {
     /// `interest`: the only direction in which the descriptor will be used.
-    fn open(fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Self> {
+    pub(crate) fn open(fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Self> {
         let kind = FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode);
         let is_socket = kind == FileType::Socket;
         let fd = match kind {
@@ -78,11 +81,21 @@ impl StdioDescriptor {
     }
 
     fn try_write(&self, buf: &[u8]) -> io::Result<usize> {
+        self.try_write_vectored(&[IoSlice::new(buf)])
+    }
+
+    /// Waits until a write may succeed.
+    pub(crate) async fn writable(&self) -> io::Result<AsyncFdReadyGuard<'_, OwnedFd>> {
+        self.fd.writable().await
+    }
+
+    pub(crate) fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         let written = retry_on_intr(|| {
             if self.is_socket {
-                rustix::net::send(&self.fd, buf, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                rustix::net::sendmsg(&self.fd, slices, &mut SendAncillaryBuffer::default(), flags)
             } else {
-                rustix::io::write(&self.fd, buf)
+                rustix::io::writev(&self.fd, slices)
             }
         });
         Ok(written?)

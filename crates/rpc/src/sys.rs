@@ -2,7 +2,10 @@
 //!
 //! Each function is a safe wrapper of one call.
 
-#![expect(unsafe_code, reason = "socket options that rustix lacks, and the registration of a descriptor")]
+#![expect(
+    unsafe_code,
+    reason = "socket options that rustix lacks, the registration of a descriptor, and options of the allocator"
+)]
 
 use std::{
     io, mem,
@@ -55,4 +58,20 @@ pub(crate) fn last_ack_ms(socket: &TcpStream) -> Option<u32> {
 pub fn register(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an `OwnedFd` is open until it is dropped and always returns the same number. The `AsyncFd` owns it.
     Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
+}
+
+/// Makes the allocator of this process keep up to `bytes` of freed memory for reuse. By default, glibc returns larger blocks to the kernel,
+/// so each buffer of a fast transfer costs page faults again. Does nothing with another libc.
+pub fn keep_freed_memory(bytes: u32) {
+    #[cfg(target_env = "gnu")]
+    {
+        let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+        // SAFETY: mallopt has no memory-safety requirements. It may be called at any time and takes the lock of the allocator.
+        unsafe {
+            libc::mallopt(libc::M_MMAP_THRESHOLD, bytes);
+            libc::mallopt(libc::M_TRIM_THRESHOLD, bytes);
+        }
+    }
+    #[cfg(not(target_env = "gnu"))]
+    let _ = bytes;
 }
