@@ -42,6 +42,29 @@ impl Events {
         std::future::poll_fn(|cx| self.poll_next_event(cx)).await
     }
 
+    /// Waits for the next event, and returns it together with those that follow it and are in memory: about `max_bytes` of output, and at
+    /// least one event. Returns nothing after the last event.
+    ///
+    /// All of them count as consumed when the reader asks for the next event or batch.
+    pub async fn next_batch(&mut self, max_bytes: u64) -> Vec<Event> {
+        let Some(first) = self.next().await else { return Vec::new() };
+        let mut bytes = first.weight();
+        let mut batch = vec![first];
+        while bytes < max_bytes
+            && let Some(event) = self.older.pop_front()
+        {
+            bytes += event.weight();
+            batch.push(self.advance(event));
+        }
+        if self.older.is_empty() && !self.is_over {
+            self.shared.log.append_following(self.position, max_bytes, &mut batch);
+        }
+        if let Some((_, to)) = batch.last().and_then(Event::span) {
+            self.position = to;
+        }
+        batch
+    }
+
     /// The last sequence number that was returned; at first, the number after which the cursor begins. Another cursor continues from here
     /// with `Process::events_after`.
     #[must_use]

@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    future::poll_fn,
     io,
     pin::Pin,
     sync::Arc,
@@ -39,6 +40,30 @@ impl Stdin {
         Self { shared, in_flight: VecDeque::new(), closing: None, is_closed: false }
     }
 
+    /// Queues all of the bytes like `write_all`, without a copy. Cancel safe only if the bytes are at most 256 KiB.
+    pub async fn write_bytes(&mut self, mut bytes: Bytes) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let piece = bytes.split_to(bytes.len().min(WRITE_BYTES));
+            poll_fn(|cx| self.poll_queue(cx, &piece)).await?;
+        }
+        Ok(())
+    }
+
+    /// Queues one piece when there is room.
+    fn poll_queue(&mut self, cx: &mut Context<'_>, bytes: &Bytes) -> Poll<io::Result<()>> {
+        if self.is_closed || self.closing.is_some() {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        // Report the error of an earlier write, but do not wait for the writes in flight.
+        if let Poll::Ready(settled) = self.poll_settle(cx) {
+            settled?;
+        }
+        let (written, must_start_sender) = ready!(self.shared.input.poll_write(cx, bytes));
+        self.shared.start_sender(must_start_sender);
+        self.in_flight.push_back(written);
+        Poll::Ready(Ok(()))
+    }
+
     /// Waits for the answers of all writes. Removes the writes that are answered so far, even if it returns `Pending`.
     fn poll_settle(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while let Some(first) = self.in_flight.front_mut() {
@@ -55,17 +80,8 @@ impl Stdin {
 
 impl AsyncWrite for Stdin {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        if self.is_closed || self.closing.is_some() {
-            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
-        }
-        // Report the error of an earlier write, but do not wait for the writes in flight.
-        if let Poll::Ready(settled) = self.poll_settle(cx) {
-            settled?;
-        }
         let bytes = Bytes::copy_from_slice(&buf[..buf.len().min(WRITE_BYTES)]);
-        let (written, must_start_sender) = ready!(self.shared.input.poll_write(cx, &bytes));
-        self.shared.start_sender(must_start_sender);
-        self.in_flight.push_back(written);
+        ready!(self.poll_queue(cx, &bytes))?;
         Poll::Ready(Ok(bytes.len()))
     }
 

@@ -42,6 +42,9 @@ const EARLY_BYTES: u64 = 1 << 20;
 /// exit, a close, an occasional gap. The number of events with output is bounded by their bytes, and `EventRuns` stores them compactly.
 const EMPTY_EVENTS: usize = 1 << 16;
 
+/// Limit for the events of a batch. Without it, a batch of small pieces would need many times the memory of its output.
+const BATCH_EVENTS: usize = 1024;
+
 /// How a server sends the events of a process, and what happens when it is too far ahead of the readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FlowPolicy {
@@ -335,6 +338,23 @@ impl EventLog {
             self.consumed.notify_waiters();
         }
         found
+    }
+
+    /// Adds the events after `position` that are in memory to a batch, until it has `max_bytes` of output. Nothing counts as consumed.
+    pub(crate) fn append_following(&self, position: u64, max_bytes: u64, batch: &mut Vec<Event>) {
+        let state = self.state.lock();
+        let mut bytes: u64 = batch.iter().map(Event::weight).sum();
+        let mut last = position;
+        while bytes < max_bytes
+            && batch.len() < BATCH_EVENTS
+            && let Some(event) = state.events.after(last)
+            && let Some((from, to)) = event.span()
+            && from == last + 1
+        {
+            bytes += event.weight();
+            last = to;
+            batch.push(event);
+        }
     }
 
     /// Registers a caller that only waits. If there is no reader, every event counts as consumed.

@@ -341,7 +341,7 @@ impl std::fmt::Debug for Process {
 
 impl ReadResult {
     fn new(read: wire::ReadResult) -> Result<Self, Error> {
-        let chunk = |chunk: wire::ReadChunk| match base64::decode(&chunk.chunk) {
+        let chunk = |chunk: wire::ReadChunk| match base64::decode_owned(chunk.chunk) {
             Ok(bytes) => Ok(Chunk { seq: chunk.seq, stream: chunk.stream, bytes: bytes.into() }),
             Err(_) => {
                 let reason = "chunk is not base64".to_owned();

@@ -5,7 +5,7 @@ use std::io;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::prelude::*;
+use crate::{prelude::*, spell};
 
 /// 256 KiB, so that an acknowledgement is due every 64 KiB, which is every fourth piece.
 const WINDOW: u64 = 256 << 10;
@@ -40,6 +40,31 @@ async fn every_quarter_of_the_window_is_acknowledged_and_the_end() {
     assert_eq!(peer.ack().await, ack(12));
     drop((events, process));
     assert!(peer.is_silent().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_is_acknowledged_when_the_next_one_is_requested() {
+    let (_client, mut peer, _door, process) = connected().await;
+    let mut events = process.events();
+    peer.outputs("p", 1..=10, PIECE).await;
+    within(process.wake().wait_for(|seq| *seq == 10)).await.expect("the log exists");
+    let batch = async |events: &mut exec_server_client::Events| {
+        within(events.next_batch(WINDOW / 4)).await.iter().map(spell).collect::<Vec<_>>()
+    };
+    let pieces = |from: u64, to| (from..=to).map(|seq| format!("out {seq} 16384 bytes")).collect::<Vec<_>>();
+    assert_eq!((batch(&mut events).await, events.position()), (pieces(1, 4), 4));
+    assert!(peer.is_silent().await);
+    assert_eq!(batch(&mut events).await, pieces(5, 8));
+    assert_eq!(peer.ack().await, ack(4));
+    // A batch does not wait until it is full.
+    assert_eq!(batch(&mut events).await, pieces(9, 10));
+    assert_eq!(peer.ack().await, ack(8));
+    assert!(is_pending(events.next_batch(1)).await);
+    peer.ends("p", 11, 0).await;
+    within(process.wake().wait_for(|seq| *seq == 12)).await.expect("the log exists");
+    assert_eq!(batch(&mut events).await, ["exit 11=0", "close 12"]);
+    assert_eq!(batch(&mut events).await, [""; 0]);
+    assert_eq!(peer.ack().await, ack(12));
 }
 
 #[tokio::test(start_paused = true)]

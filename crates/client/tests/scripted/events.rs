@@ -249,6 +249,24 @@ async fn a_late_reader_gets_older_output_from_the_server_and_then_from_memory() 
     let rest = collect(&mut late).await;
     assert_eq!(rest[0], "gap 6-32");
     assert_eq!((rest[1].as_str(), rest.last().unwrap().as_str()), ("out 33 65536 bytes", "close 50"));
+    // The same as batches.
+    let mut later = process.events_after(2);
+    let (first, _) = crate::both(later.next_batch(70_000), async {
+        let result = read_result(&[(3, "three"), (4, "four"), (5, "five")], 51, Some(0), true);
+        peer.serve("process/read", result).await
+    })
+    .await;
+    let mut batches = vec![first];
+    while batches.last().is_some_and(|batch| !batch.is_empty()) {
+        batches.push(within(later.next_batch(70_000)).await);
+    }
+    let sizes: Vec<usize> = batches.iter().map(Vec::len).collect();
+    assert_eq!(sizes, [6, 2, 2, 2, 2, 2, 2, 2, 2, 0], "older events and the first two in memory, then two at a time");
+    let all: Vec<String> = batches.iter().flatten().map(spell).collect();
+    assert_eq!(
+        (&all[..3], &all[3..]),
+        (&["out 3 three", "out 4 four", "out 5 five"].map(str::to_owned)[..], &rest[..])
+    );
     while peer.ack().await.1 != 50 {}
     assert!(peer.is_silent().await);
 }
