@@ -16,7 +16,7 @@ use crate::{
     connect::ListingSession,
     env_token, ids,
     logs::{self, LogReader},
-    print,
+    print, runtime,
     signals::SignalStream,
     streams::{self, AtEof, InputMode, StreamForwarder, StreamOutcome, StreamRole},
     terminal::{self, Terminal},
@@ -27,11 +27,17 @@ const REPLAYED: u64 = 1024;
 
 /// Returns the exit code of the attached process; after a detach 0, or 128+n if signal n caused it.
 pub(crate) fn run(args: &args::AttachArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
-    ListingSession::run(&args.connect, token, async |listing| {
+    runtime::block_on_here(async {
+        let mut listing = ListingSession::open(&args.connect, token).await?;
         // From here on the screen belongs to the process, so `streams` reports the state of the link instead.
         listing.notices.abort_all();
-        let (client, info) = listing.find(&args.id)?;
-        attach(client, info).await
+        let found = listing.find(&args.id).map_err(anyhow::Error::from);
+        let done = match found {
+            Ok((client, info)) => attach(client, info).await,
+            Err(error) => Err(error),
+        };
+        listing.end().await;
+        done.map(ExitCode::from)
     })
 }
 

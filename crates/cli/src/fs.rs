@@ -14,10 +14,12 @@ use std::{
 };
 
 use anyhow::Context as _;
+use bytes::Bytes;
 use exec_server_client::{
     fs::{EntryKind, FileError, FileErrorKind, FileSystem as _, Links, ReadAt, RemoteFiles, read_stream_from},
     protocol::initialize::Ttl,
 };
+use exec_server_rpc::StandardOutput;
 use futures_util::StreamExt as _;
 use serde_json::Value;
 
@@ -35,7 +37,11 @@ use crate::{
 pub(crate) fn run(command: &FilesCommand, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     match command {
         FilesCommand::Ls(args) => with_server(&args.connect, token, async |remote| list::ls(remote, args).await),
-        FilesCommand::Cat(args) => with_server(&args.connect, token, async |remote| cat(remote, args).await),
+        FilesCommand::Cat(args) => {
+            // `cat` writes without blocking, so it needs no second thread that serves the connection.
+            let command = on_server(&args.connect, token, async |remote| cat(remote, args).await);
+            runtime::block_on_here(command)
+        }
         FilesCommand::Stat(args) => with_server(&args.connect, token, async |remote| list::stat(remote, args).await),
         FilesCommand::Tree(args) => with_server(&args.connect, token, async |remote| list::tree(remote, args).await),
         FilesCommand::Grep(args) => with_server(&args.connect, token, async |remote| grep::run(remote, args).await),
@@ -48,6 +54,9 @@ pub(crate) fn run(command: &FilesCommand, token: Option<env_token::StoredToken>)
 /// How often `fs cat` reopens a file after the server lost its handle. Real restarts never reach this limit. The limit ends the
 /// command if a server reports a lost handle after each reopening.
 const REOPENED_MAX: u32 = 100;
+
+/// The most blocks that `fs cat` writes at once. For a file on a disk, another thread writes them, and then a few blocks are worth its wake-up.
+const BATCH_BLOCKS: usize = 4;
 
 /// The files of a server, and the directory at which relative paths start.
 struct ServerFiles {
@@ -64,49 +73,57 @@ impl ServerFiles {
     }
 }
 
-/// Connects to the server, runs `work` and ends the session.
+/// Runs [`on_server`] for a command that blocks when it prints. The second thread of the runtime serves the connection in the meantime.
 fn with_server(
     args: &args::ConnectArgs,
     token: Option<env_token::StoredToken>,
     work: impl AsyncFnOnce(&ServerFiles) -> anyhow::Result<u8>,
 ) -> anyhow::Result<ExitCode> {
-    runtime::block_on(async {
-        let (server, roots) = match Server::find(args, token)? {
-            Some(server) => (server, None),
-            // The user's own server runs in the home directory, but relative paths start at our directory.
-            None => {
-                let here = env::current_dir().context("find the working directory")?;
-                (Server::per_user(args)?, Some(Roots { directory: here, home: env::home_dir() }))
-            }
-        };
-        let client = server.open(|builder| builder.ttl(Ttl::Ms(SHORT_SESSION_TTL_MS))).await?;
-        let roots = match roots {
-            Some(roots) => roots,
-            None => Roots::of(&client).await?,
-        };
-        let remote = ServerFiles { files: RemoteFiles::new(client.clone()).with_owners(), roots };
-        let report = |text: &str| report!("{}", ids::clean(text));
-        let done = link::report_during(std::slice::from_ref(&client), report, work(&remote)).await;
-        connect::end(&client).await;
-        print::or_closed_pipe(done).map(ExitCode::from)
-    })
+    runtime::block_on(on_server(args, token, work))
+}
+
+/// Connects to the server, runs `work` and ends the session.
+async fn on_server(
+    args: &args::ConnectArgs,
+    token: Option<env_token::StoredToken>,
+    work: impl AsyncFnOnce(&ServerFiles) -> anyhow::Result<u8>,
+) -> anyhow::Result<ExitCode> {
+    let (server, roots) = match Server::find(args, token)? {
+        Some(server) => (server, None),
+        // The user's own server runs in the home directory, but relative paths start at our directory.
+        None => {
+            let here = env::current_dir().context("find the working directory")?;
+            (Server::per_user(args)?, Some(Roots { directory: here, home: env::home_dir() }))
+        }
+    };
+    let client = server.open(|builder| builder.ttl(Ttl::Ms(SHORT_SESSION_TTL_MS))).await?;
+    let roots = match roots {
+        Some(roots) => roots,
+        None => Roots::of(&client).await?,
+    };
+    let remote = ServerFiles { files: RemoteFiles::new(client.clone()).with_owners(), roots };
+    let report = |text: &str| report!("{}", ids::clean(text));
+    let done = link::report_during(std::slice::from_ref(&client), report, work(&remote)).await;
+    connect::end(&client).await;
+    print::or_closed_pipe(done).map(ExitCode::from)
 }
 
 async fn cat(remote: &ServerFiles, args: &args::CatArgs) -> anyhow::Result<u8> {
     let mut failures = FailureCount::default();
+    let mut stdout = StandardOutput::stdout();
     for path in &args.paths {
-        failures.record(print_file(remote, &remote.path(path)).await)?;
+        failures.record(print_file(remote, &remote.path(path), &mut stdout).await)?;
     }
     Ok(failures.code())
 }
 
 /// Prints a file. A server restart loses open handles; then the file is opened again and printing continues at the same offset, provided
 /// the etag is unchanged.
-async fn print_file(remote: &ServerFiles, path: &Path) -> anyhow::Result<()> {
+async fn print_file(remote: &ServerFiles, path: &Path, stdout: &mut StandardOutput) -> anyhow::Result<()> {
     let mut file: Arc<dyn ReadAt> = Arc::from(remote.files.open(path, Links::Follow).await?);
     let mut printed = 0;
     for _ in 0..REOPENED_MAX {
-        let Err(error) = print_from(&file, &mut printed).await else { return Ok(()) };
+        let Err(error) = print_from(&file, &mut printed, stdout).await else { return Ok(()) };
         if error.downcast_ref::<FileError>().is_none_or(|error| error.kind != FileErrorKind::Closed) {
             return Err(error);
         }
@@ -118,16 +135,27 @@ async fn print_file(remote: &ServerFiles, path: &Path) -> anyhow::Result<()> {
         }
         file = reopened;
     }
-    print_from(&file, &mut printed).await
+    print_from(&file, &mut printed, stdout).await
 }
 
 /// Prints the file from offset `printed` on, and advances `printed`.
-async fn print_from(file: &Arc<dyn ReadAt>, printed: &mut u64) -> anyhow::Result<()> {
-    let mut chunks = read_stream_from(Arc::clone(file), *printed);
-    while let Some(chunk) = chunks.next().await {
-        let bytes = chunk?;
-        put(&bytes)?;
-        *printed += bytes.len() as u64;
+async fn print_from(file: &Arc<dyn ReadAt>, printed: &mut u64, stdout: &mut StandardOutput) -> anyhow::Result<()> {
+    let mut chunks = read_stream_from(Arc::clone(file), *printed).ready_chunks(BATCH_BLOCKS);
+    while let Some(ready) = chunks.next().await {
+        let mut batch = Vec::new();
+        let mut failed = None;
+        for chunk in ready {
+            match chunk {
+                Ok(bytes) => batch.push(bytes),
+                Err(error) => failed = Some(error),
+            }
+        }
+        let bytes: usize = batch.iter().map(Bytes::len).sum();
+        stdout.write_all(batch).await.context("write standard output")?;
+        *printed += bytes as u64;
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
     }
     Ok(())
 }

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &args::RunArgs, token: Option<env_token::StoredToken>) -
         print::set_quiet();
     }
     let server = Server::find(&args.connect, token)?;
-    runtime::block_on(async {
+    runtime::block_on_here(async {
         let code = match server {
             server if args.detach => detach::run(args, server).await,
             None => embedded(args).await,

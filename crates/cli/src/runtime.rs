@@ -8,6 +8,10 @@ use tokio::runtime::{Builder, Runtime};
 /// More than four threads only spread the same work.
 const WORKERS_MAX: usize = 4;
 
+/// Freed memory that the allocator keeps: several times the output that is on its way through a command. It bounds what a command holds
+/// after a burst.
+const KEPT_BYTES: u32 = 16 << 20;
+
 pub(crate) fn new() -> io::Result<Runtime> {
     // Use half of the cores: holders and children need the others, and a request that stays on one thread saves a wake-up at every hop.
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -26,6 +30,7 @@ pub(crate) fn block_on<T>(command: impl Future<Output = anyhow::Result<T>>) -> a
 /// Like `block_on`, but on the current thread; only the blocking pool adds threads. Copied bytes then stay in the cache of one core and
 /// wake no other thread.
 pub(crate) fn block_on_here<T>(command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    exec_server_rpc::keep_freed_memory(KEPT_BYTES);
     run_on(Builder::new_current_thread().enable_all().build(), command)
 }
 

@@ -5,18 +5,17 @@
 
 use std::{collections::BTreeMap, io};
 
+use bytes::Bytes;
 use exec_server_client::{
     Client,
     protocol::process::{ProcessInfo, Stream},
 };
+use exec_server_rpc::StandardOutput;
 use futures_util::future;
 use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncWrite, AsyncWriteExt as _},
-    sync::Mutex,
-};
+use tokio::sync::Mutex;
 
-use super::{LogSink, ReadPlan, attach, follow, read_to};
+use super::{LogSink, ReadPlan, attach, follow, print_pushed, read_to};
 use crate::{
     args,
     connect::ListingSession,
@@ -42,7 +41,7 @@ pub(super) async fn show(args: &args::LogsArgs, listing: &ListingSession) -> any
             Err(error) => failed = keep_first(failed, Err(error.into())),
         }
     }
-    let stdout = Mutex::new(exec_server_rpc::stdio().writer);
+    let streams = Mutex::new([StandardOutput::stdout(), StandardOutput::stderr()]);
     let names = names(&found);
     let widest = names.iter().map(|name| display::width(name)).max().unwrap_or_default();
     let sinks = found.iter().zip(&names).enumerate().map(|(at, (target, name))| {
@@ -50,7 +49,7 @@ pub(super) async fn show(args: &args::LogsArgs, listing: &ListingSession) -> any
         let padded = display::pad(name, widest) + " |";
         let prefixes = [Palette::of_stdout(), Palette::of_stderr()].map(|palette| palette.paint(style, &padded) + " ");
         let id = target.1.process_id.as_str();
-        (target, LinePrinter { stdout: &stdout, id, prefixes, as_json: args.json, open: Default::default() })
+        (target, LinePrinter { streams: &streams, id, prefixes, as_json: args.json, open: Default::default() })
     });
     let mut done = Vec::new();
     if args.follow {
@@ -91,16 +90,20 @@ fn names(found: &[(&Client, &ProcessInfo)]) -> Vec<String> {
 }
 
 /// Prints the log of one process.
-async fn show_one<W: AsyncWrite + Unpin>(
+async fn show_one(
     args: &args::LogsArgs,
     client: &Client,
     info: &ProcessInfo,
-    mut sink: LinePrinter<'_, W>,
+    mut sink: LinePrinter<'_>,
 ) -> anyhow::Result<()> {
-    let plan = ReadPlan::new(args, info);
+    let plan = ReadPlan::new(args, info, client);
     let process = attach(client, info, plan.after, plan.reader).await?;
-    if plan.has_reads {
-        let read = read_to(&mut sink, &process, info, args).await;
+    if plan.has_reads || !args.follow {
+        let read = if plan.has_reads {
+            read_to(&mut sink, &process, info, args).await
+        } else {
+            print_pushed(&mut sink, &process, info, args).await
+        };
         // With `-f`, pushed output may complete the last line.
         if read.is_err() || !args.follow {
             sink.end().await?;
@@ -111,8 +114,9 @@ async fn show_one<W: AsyncWrite + Unpin>(
 }
 
 /// Collects and prints the lines of one process.
-struct LinePrinter<'a, W> {
-    stdout: &'a Mutex<W>,
+struct LinePrinter<'a> {
+    /// Stdout (index 0) and stderr (index 1).
+    streams: &'a Mutex<[StandardOutput; 2]>,
     id: &'a str,
     /// The prefixes for lines on stdout (index 0) and stderr (index 1).
     prefixes: [String; 2],
@@ -121,7 +125,7 @@ struct LinePrinter<'a, W> {
     open: [Vec<u8>; 2],
 }
 
-impl<W: AsyncWrite + Unpin> LinePrinter<'_, W> {
+impl LinePrinter<'_> {
     /// Prints all complete lines of a stream and keeps the rest.
     async fn add(&mut self, at: usize, bytes: &[u8]) -> io::Result<()> {
         self.open[at].extend_from_slice(bytes);
@@ -133,45 +137,37 @@ impl<W: AsyncWrite + Unpin> LinePrinter<'_, W> {
         let whole = std::mem::replace(&mut self.open[at], rest);
         let prefix = self.prefixes[at].as_bytes();
         let text = whole.split_inclusive(|byte| *byte == b'\n').flat_map(|line| [prefix, line]).collect::<Vec<_>>();
-        self.put(at, &text.concat()).await
+        self.put(at, text.concat().into()).await
     }
 
-    /// Writes the bytes under the lock, so that lines of other processes do not come in between.
-    async fn put(&self, at: usize, bytes: &[u8]) -> io::Result<()> {
-        if at == 0 {
-            let mut stdout = self.stdout.lock().await;
-            stdout.write_all(bytes).await?;
-            return stdout.flush().await;
-        }
-        // Hold the lock for stderr too, so that both streams stay in order on one terminal. Ignore errors: our stderr may be closed.
-        let _stdout = self.stdout.lock().await;
-        let mut stderr = tokio::io::stderr();
-        if stderr.write_all(bytes).await.is_ok() {
-            stderr.flush().await.ok();
-        }
-        Ok(())
+    /// Writes the bytes under the lock, so that lines of other processes do not come in between, and both streams stay in order on one
+    /// terminal.
+    async fn put(&self, at: usize, bytes: Bytes) -> io::Result<()> {
+        let written = self.streams.lock().await[at].write_all(vec![bytes]).await;
+        // Ignore errors of stderr, which may be closed.
+        if at == 0 { written } else { Ok(()) }
     }
 }
 
-impl<W: AsyncWrite + Unpin> LogSink for LinePrinter<'_, W> {
+impl LogSink for LinePrinter<'_> {
     fn as_json(&self) -> bool {
         self.as_json
     }
 
-    async fn text(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+    async fn text(&mut self, stream: Stream, bytes: Bytes) -> io::Result<()> {
         let at = match stream {
             Stream::Stdout | Stream::Pty => 0,
             Stream::Stderr => 1,
         };
-        self.add(at, bytes).await
+        self.add(at, &bytes).await
     }
 
     async fn json(&mut self, mut event: Value) -> io::Result<()> {
         event["processId"] = json!(self.id);
-        self.put(0, printable::json_line(&event).as_bytes()).await
+        self.put(0, printable::json_line(&event).into()).await
     }
 
-    /// `put` has flushed.
+    /// `put` has written everything.
     async fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -183,6 +179,6 @@ impl<W: AsyncWrite + Unpin> LogSink for LinePrinter<'_, W> {
                 self.add(at, b"\n").await?;
             }
         }
-        self.stdout.lock().await.flush().await
+        Ok(())
     }
 }

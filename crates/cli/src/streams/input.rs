@@ -8,19 +8,15 @@
 
 use std::{io, time::Duration};
 
+use bytes::Bytes;
 use exec_server_client::{Error, Generation, Process, Stdin};
 use exec_server_protocol::failure::Kind;
+use exec_server_rpc::StandardInput;
 use rustix::event::{self, PollFd, PollFlags, Timespec};
-use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
-    time,
-};
+use tokio::{io::AsyncWriteExt as _, time};
 
 use super::output::is_hang_up;
 use crate::codes;
-
-/// Bytes per read: a few times the capacity of a pipe.
-const INPUT_BYTES: usize = 256 << 10;
 
 /// Ctrl-], the key that detaches when it comes twice.
 const DETACH_KEY: u8 = 0x1d;
@@ -72,18 +68,13 @@ pub(crate) enum InputEnd {
 }
 
 /// Forwards our stdin until EOF or the detach keys. `generation` tells how the server reports a closed stdin.
-pub(crate) async fn forward(
-    process: Process,
-    mut from: impl AsyncRead + Unpin,
-    input: InputMode,
-    generation: Generation,
-) -> InputEnd {
+pub(crate) async fn forward(process: Process, input: InputMode, generation: Generation) -> InputEnd {
     if !input.is_read {
         return InputEnd::Eof;
     }
     let mut to = ProcessStdin { stdin: process.stdin(), generation, closed: None, has_unconfirmed: false };
     let mut keys = DetachKeys::default();
-    let mut buf = vec![0; INPUT_BYTES];
+    let mut from = StandardInput::stdin();
     loop {
         // With detach keys, continue to read even if the process takes no input: the keys must still work.
         if !input.has_keys
@@ -91,13 +82,8 @@ pub(crate) async fn forward(
         {
             return InputEnd::Closed(error);
         }
-        let reading = async {
-            if keys.is_held {
-                time::timeout(HELD_FOR, from.read(&mut buf)).await
-            } else {
-                Ok(from.read(&mut buf).await)
-            }
-        };
+        let reading =
+            async { if keys.is_held { time::timeout(HELD_FOR, from.read()).await } else { Ok(from.read().await) } };
         // Both are cancel-safe. `settle` comes first, so that a failed write is reported now: a user who waits for an answer types nothing
         // more.
         let read = tokio::select! {
@@ -110,21 +96,23 @@ pub(crate) async fn forward(
         };
         let mut is_detached = false;
         let passed = match read {
-            Ok(Ok(0) | Err(_)) if input.is_raw => return InputEnd::HungUp,
-            Ok(Ok(0) | Err(_)) if input.at_eof == AtEof::Report => return InputEnd::Eof,
+            Ok(Err(_)) if input.is_raw => return InputEnd::HungUp,
+            Ok(Err(_)) if input.at_eof == AtEof::Report => return InputEnd::Eof,
             Ok(Err(error)) if !is_hang_up(&error, io::stdin()) => return InputEnd::Unreadable(error),
-            Ok(Ok(0) | Err(_)) => {
+            Ok(Ok(bytes)) if bytes.is_empty() && input.is_raw => return InputEnd::HungUp,
+            Ok(Ok(bytes)) if bytes.is_empty() && input.at_eof == AtEof::Report => return InputEnd::Eof,
+            Ok(Ok(bytes)) if !bytes.is_empty() && !input.has_keys => bytes,
+            Ok(Ok(bytes)) if !bytes.is_empty() => {
+                is_detached = keys.scan(&bytes);
+                Bytes::copy_from_slice(&keys.passed)
+            }
+            Ok(Ok(_) | Err(_)) => {
                 return match to.end(input.at_eof == AtEof::Close).await {
                     Ok(()) => InputEnd::Eof,
                     Err(error) => InputEnd::Refused(error),
                 };
             }
-            Ok(Ok(count)) if !input.has_keys => &buf[..count],
-            Ok(Ok(count)) => {
-                is_detached = keys.scan(&buf[..count]);
-                &keys.passed
-            }
-            Err(_) => keys.release(),
+            Err(_) => Bytes::copy_from_slice(keys.release()),
         };
         // A process that does not read blocks this write, and EOF on our stdin would go unnoticed.
         let passed = tokio::select! {
@@ -169,12 +157,12 @@ struct ProcessStdin {
 }
 
 impl ProcessStdin {
-    async fn pass(&mut self, bytes: &[u8]) -> io::Result<()> {
+    async fn pass(&mut self, bytes: Bytes) -> io::Result<()> {
         if self.closed.is_some() {
             return Ok(());
         }
         self.has_unconfirmed = true;
-        let passed = self.stdin.write_all(bytes).await;
+        let passed = self.stdin.write_bytes(bytes).await;
         self.check(passed)
     }
 

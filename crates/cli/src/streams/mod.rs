@@ -23,7 +23,7 @@ use tokio::{task::JoinSet, time};
 
 pub(crate) use input::{AtEof, InputEnd, InputMode, forward};
 pub(crate) use link_notice::LinkNotice;
-pub(crate) use output::{OutputEnd, OutputWriter, report_gap};
+pub(crate) use output::{BATCH_BYTES, OutputEnd, OutputWriter, report_gap};
 
 use crate::{
     ids,
@@ -84,13 +84,12 @@ impl StreamForwarder {
     /// Runs to the end. The terminal is restored when this returns.
     pub(crate) async fn run(self) -> anyhow::Result<StreamOutcome> {
         let Self { client, process, events, replayed_to, input, mut signals, pending, role, terminal } = self;
-        let stdio = exec_server_rpc::stdio();
         // The task that forwards our stdin, and later perhaps one that ends the process.
         let mut typing = JoinSet::new();
-        typing.spawn(forward(process.clone(), stdio.reader, input, client.server().generation));
+        typing.spawn(forward(process.clone(), input, client.server().generation));
         let stall = stall::watch(&process);
         tokio::pin!(stall);
-        let output = OutputWriter::new(process.clone(), stdio.writer, role, replayed_to).run(events);
+        let output = OutputWriter::new(process.clone(), role, replayed_to).run(events);
         tokio::pin!(output);
         let has_screen = process.is_tty() && terminal.is_some() && io::stdout().is_terminal();
         let mut link = LinkNotice::new(client.watch_state(), has_screen);

@@ -1,22 +1,27 @@
 //! Writes the output of the process to our standard streams, in sequence order. Events are taken from the server only after they were
 //! written, so a reader that does not read applies backpressure to the process.
+//!
+//! All events that have arrived, up to [`BATCH_BYTES`] of output, are written as one batch. A batch ends where the output changes between
+//! stdout and stderr, so that both keep their order on one terminal or in one file.
 
 use std::{io, os::fd::AsFd, time::Duration};
 
 use anyhow::{Context as _, anyhow};
+use bytes::Bytes;
 use exec_server_client::{Event, Events, Exit, Process};
 use exec_server_protocol::process::{Cause, Stream};
+use exec_server_rpc::StandardOutput;
 use rustix::fs::FileType;
-use tokio::{
-    io::{AsyncWrite, AsyncWriteExt as _, Stderr},
-    task::JoinSet,
-};
+use tokio::task::JoinSet;
 
 use super::{StreamRole, screen::ScreenTracker};
 use crate::codes;
 
 /// How long a program may continue after its stdout was closed, if SIGPIPE alone does not end it.
 const CLOSED_GRACE: Duration = Duration::from_secs(1);
+
+/// Output that is written as one batch. As much again arrives in the meantime. More would leave the cache of the CPU before it is written.
+pub(crate) const BATCH_BYTES: u64 = 256 << 10;
 
 /// How the process ended, or that our stdout has no reader.
 #[derive(Debug)]
@@ -53,11 +58,14 @@ impl OutputEnd {
 }
 
 /// Writes the events of one process.
-pub(crate) struct OutputWriter<W> {
+pub(crate) struct OutputWriter {
     process: Process,
     role: StreamRole,
-    stdout: W,
-    stderr: Stderr,
+    stdout: StandardOutput,
+    stderr: StandardOutput,
+    /// Output of one of our streams that is not written yet.
+    batch: Vec<Bytes>,
+    batch_stream: BatchStream,
     screen: ScreenTracker,
     stdout_closed: bool,
     /// Our terminal has gone. The program learns that from SIGHUP, and its further output is dropped.
@@ -71,14 +79,23 @@ pub(crate) struct OutputWriter<W> {
     ending: JoinSet<()>,
 }
 
-impl<W: AsyncWrite + Unpin> OutputWriter<W> {
+/// The stream to which a batch is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BatchStream {
+    Stdout,
+    Stderr,
+}
+
+impl OutputWriter {
     /// Events up to `replayed_to` are a replay, which may have gaps.
-    pub(crate) fn new(process: Process, stdout: W, role: StreamRole, replayed_to: u64) -> Self {
+    pub(crate) fn new(process: Process, role: StreamRole, replayed_to: u64) -> Self {
         Self {
             process,
             role,
-            stdout,
-            stderr: tokio::io::stderr(),
+            stdout: StandardOutput::stdout(),
+            stderr: StandardOutput::stderr(),
+            batch: Vec::new(),
+            batch_stream: BatchStream::Stdout,
             screen: ScreenTracker::default(),
             stdout_closed: false,
             is_hung_up: false,
@@ -91,43 +108,73 @@ impl<W: AsyncWrite + Unpin> OutputWriter<W> {
 
     /// Writes all output. Returns when the process has closed, or when a guest's stdout is closed.
     pub(crate) async fn run(mut self, mut events: Events) -> anyhow::Result<OutputEnd> {
-        while let Some(event) = events.next().await {
-            match event {
-                Event::Output { stream, bytes, .. } => self.write(stream, &bytes).await,
-                Event::Gap { to_seq, .. } if to_seq <= self.replayed_to => {}
-                Event::Gap { from_seq, to_seq, bytes } => report_gap(from_seq, to_seq, bytes),
-                Event::Exited { exit, .. } => self.exit = Some(exit),
-                Event::Closed { .. } => return self.ended(),
-                Event::Failed(error) => return Err(error.into()),
+        loop {
+            let events = events.next_batch(BATCH_BYTES).await;
+            let is_over = events.is_empty();
+            for event in events {
+                if let Event::Output { stream, bytes, .. } = event {
+                    self.add(stream, bytes).await;
+                    continue;
+                }
+                // Reports about the output come behind the output before them.
+                self.flush().await;
+                match event {
+                    Event::Gap { to_seq, .. } if to_seq <= self.replayed_to => {}
+                    Event::Gap { from_seq, to_seq, bytes } => report_gap(from_seq, to_seq, bytes),
+                    Event::Exited { exit, .. } => self.exit = Some(exit),
+                    Event::Closed { .. } => return self.ended(),
+                    Event::Failed(error) => return Err(error.into()),
+                    Event::Output { .. } => {}
+                }
             }
-            if self.stdout_closed && self.role == StreamRole::Guest {
+            self.flush().await;
+            if is_over || self.stdout_closed && self.role == StreamRole::Guest {
                 return self.ended();
             }
         }
-        self.ended()
     }
 
-    async fn write(&mut self, stream: Stream, bytes: &[u8]) {
-        match stream {
-            Stream::Stdout | Stream::Pty if !self.stdout_closed && !self.is_hung_up => {
-                if stream == Stream::Pty {
-                    self.screen.track(bytes);
+    /// Adds output to the batch. Writes the batch first if it is for the other stream.
+    async fn add(&mut self, stream: Stream, bytes: Bytes) {
+        let batch_stream = match stream {
+            Stream::Stdout | Stream::Pty => BatchStream::Stdout,
+            Stream::Stderr => BatchStream::Stderr,
+        };
+        if batch_stream != self.batch_stream {
+            self.flush().await;
+            self.batch_stream = batch_stream;
+        }
+        if stream == Stream::Pty && !self.is_stdout_gone() {
+            self.screen.track(&bytes);
+        }
+        self.batch.push(bytes);
+    }
+
+    /// Whether output is dropped, because stdout is closed or the terminal has gone.
+    fn is_stdout_gone(&self) -> bool {
+        self.stdout_closed || self.is_hung_up
+    }
+
+    /// Writes the batch.
+    async fn flush(&mut self) {
+        let batch = std::mem::take(&mut self.batch);
+        if batch.is_empty() {
+            return;
+        }
+        match self.batch_stream {
+            BatchStream::Stdout if self.is_stdout_gone() => {}
+            BatchStream::Stdout => match self.stdout.write_all(batch).await {
+                Ok(()) => {}
+                Err(error) if is_hang_up(&error, io::stdout()) => self.is_hung_up = true,
+                // A reader that has gone is normal; a full disk is an error.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => self.close_stdout(),
+                Err(error) => {
+                    self.failed.get_or_insert(error);
+                    self.close_stdout();
                 }
-                match write_all(&mut self.stdout, bytes).await {
-                    Ok(()) => {}
-                    Err(error) if is_hang_up(&error, io::stdout()) => self.is_hung_up = true,
-                    // A reader that has gone is normal; a full disk is an error.
-                    Err(error) if error.kind() == io::ErrorKind::BrokenPipe => self.close_stdout(),
-                    Err(error) => {
-                        self.failed.get_or_insert(error);
-                        self.close_stdout();
-                    }
-                }
-            }
-            // Stdout is closed or the terminal has gone.
-            Stream::Stdout | Stream::Pty => {}
+            },
             // Programs normally continue without stderr, and so do we.
-            Stream::Stderr => write_all(&mut self.stderr, bytes).await.unwrap_or(()),
+            BatchStream::Stderr => self.stderr.write_all(batch).await.unwrap_or(()),
         }
     }
 
@@ -173,9 +220,4 @@ pub(super) fn is_hang_up(error: &io::Error, stream: impl AsFd) -> bool {
     is_io
         && rustix::fs::fstat(stream)
             .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice)
-}
-
-async fn write_all(to: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<()> {
-    to.write_all(bytes).await?;
-    to.flush().await
 }

@@ -47,6 +47,8 @@ mod mcp_serve_files;
 
 mod mcp_serve_http;
 
+mod output;
+
 mod ps;
 
 mod remote;

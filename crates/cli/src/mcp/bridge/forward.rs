@@ -143,7 +143,7 @@ impl BridgeForwarder {
         let output = BridgeOutput { stdout: Some((stdio.writer, closed)), stderr, event_count, exit: None };
         let mut output = pin!(output.run(self.process.events()));
         let mode = InputMode { is_read: true, at_eof: AtEof::Report, has_keys: false, is_raw: false };
-        let mut input = pin!(streams::forward(self.process.clone(), stdio.reader, mode, self.generation));
+        let mut input = pin!(streams::forward(self.process.clone(), mode, self.generation));
         let mut state = BridgeState::Running;
         loop {
             let is_running = matches!(state, BridgeState::Running);
