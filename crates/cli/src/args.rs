@@ -10,7 +10,7 @@ mod mcp;
 mod values;
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     io,
     os::fd::{AsFd as _, BorrowedFd},
     path::PathBuf,
@@ -18,6 +18,7 @@ use std::{
 };
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, error::ErrorKind};
+use exec_server_client::environment;
 use exec_server_server::{
     admission::AllowedHost,
     listen::{
@@ -417,11 +418,26 @@ pub(crate) fn startup_role() -> StartupRole {
         return if are_pipes() { StartupRole::Serves } else { StartupRole::Neither };
     };
     match first.as_encoded_bytes() {
+        b"run" if is_surely_remote() => StartupRole::Neither,
         b"run" | b"mcp" => StartupRole::Runs,
         b"serve" | b"exec-server" => StartupRole::Serves,
         // A leading flag means `serve`; see `normalized`.
         word if word.starts_with(b"--") => StartupRole::Serves,
         _ => StartupRole::Neither,
+    }
+}
+
+/// Whether `run` certainly talks to a server, so that it needs no spawner: a URL directly after `run`, or in the environment without any
+/// `--connect`. Anything else, such as a name, may mean this machine.
+fn is_surely_remote() -> bool {
+    let is_url = |value: &OsStr| value.as_encoded_bytes().windows(3).any(|part| part == b"://");
+    let args: Vec<OsString> = std::env::args_os().skip(2).collect();
+    let is_connect = |arg: &OsString| arg.as_encoded_bytes().starts_with(b"--connect");
+    match args.as_slice() {
+        [first, url, ..] if first == "--connect" => is_url(url),
+        args if args.iter().any(is_connect) => false,
+        _ => environment::value_of_variables(|name| std::env::var_os(name))
+            .is_ok_and(|value| value.is_some_and(|value| is_url(OsStr::new(&value)))),
     }
 }
 
