@@ -51,7 +51,7 @@ pub use stream::{read_all, read_stream, read_stream_from, write_all};
 
 use crate::transport::BoxFuture;
 
-/// The size of a block: 256 KiB, a quarter of what the protocol allows, so that the blocks in flight stay in the CPU caches.
+/// The size of a block: 256 KiB, a quarter of what the protocol allows, so that a block is still in the CPU caches when it is passed on.
 pub const BLOCK: usize = 256 * 1024;
 
 /// The number of blocks of one file in flight: together 16 MiB, enough for 2 Gbit/s at a round trip of 60 ms. A reader or a writer that
