@@ -2,10 +2,7 @@
 //!
 //! Each function is a safe wrapper of one call.
 
-#![expect(
-    unsafe_code,
-    reason = "socket options that rustix lacks, the registration of a descriptor, and options of the allocator"
-)]
+#![expect(unsafe_code, reason = "options of sockets and the allocator, and the registration of a descriptor")]
 
 use std::{
     io, mem,
