@@ -9,7 +9,7 @@
 //! its program even after SIGKILL, as soon as no process is left in them. A program that a test starts in a namespace is
 //! the test's to end.
 
-#![expect(clippy::disallowed_methods, reason = "a link takes real time; `ip` sets up its ends")]
+#![expect(clippy::disallowed_methods, reason = "a link takes real time")]
 
 mod packet_queue;
 
@@ -17,7 +17,6 @@ use std::{
     fmt, fs, io,
     net::Ipv4Addr,
     os::fd::{AsFd as _, OwnedFd},
-    process::Command,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -34,7 +33,7 @@ use rustix::{
     thread::{LinkNameSpaceType, move_into_link_name_space},
 };
 
-use crate::sys;
+use crate::sys::{self, InterfaceSetting};
 use packet_queue::PacketQueue;
 
 /// The device in each namespace.
@@ -114,7 +113,7 @@ struct SharedQueues {
 }
 
 impl FarLink {
-    /// Creates both namespaces and connects them. Needs root, `/dev/net/tun` and the program `ip`.
+    /// Creates both namespaces and connects them. Needs root and `/dev/net/tun`.
     pub fn start(shape: LinkShape) -> io::Result<Self> {
         let (near, near_tun) = Namespace::create(ADDRESSES[0], ADDRESSES[1])?;
         let (far, far_tun) = Namespace::create(ADDRESSES[1], ADDRESSES[0])?;
@@ -184,12 +183,14 @@ impl Namespace {
             let inside = scope.spawn(move || {
                 let network = sys::new_network()?;
                 let tun = sys::tun(DEVICE)?;
-                let mtu = MTU.to_string();
-                ip(&["link", "set", "lo", "up"])?;
-                ip(&["addr", "add", &address.to_string(), "peer", &peer.to_string(), "dev", DEVICE])?;
+                sys::configure("lo", InterfaceSetting::Up)?;
+                sys::configure(DEVICE, InterfaceSetting::Address(address))?;
+                sys::configure(DEVICE, InterfaceSetting::Peer(peer))?;
+                sys::configure(DEVICE, InterfaceSetting::Mtu(MTU as i32))?;
+                sys::configure(DEVICE, InterfaceSetting::QueueLength(10_000))?;
                 // With IPv6 the kernel would send router solicitations.
                 fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").ok(); // A kernel may have no IPv6.
-                ip(&["link", "set", DEVICE, "mtu", &mtu, "txqueuelen", "10000", "up"])?;
+                sys::configure(DEVICE, InterfaceSetting::Up)?;
                 for buffers in ["tcp_rmem", "tcp_wmem"] {
                     fs::write(format!("/proc/sys/net/ipv4/{buffers}"), format!("4096 131072 {TCP_BUFFER_MAX}"))?;
                 }
@@ -269,13 +270,4 @@ impl SharedQueues {
             Err(_) => thread::sleep(TURN),
         }
     }
-}
-
-fn ip(args: &[&str]) -> io::Result<()> {
-    let output = Command::new("ip").args(args).output()?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    Err(io::Error::other(format!("`ip {}`: {}", args.join(" "), stderr.trim_end())))
 }

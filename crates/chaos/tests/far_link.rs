@@ -178,7 +178,7 @@ fn hold_link_until_eof() {
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
 }
 
-/// Waits for a level. A namespace may live a little longer: another test may start `ip`, whose child has our fds until its exec.
+/// Waits for a level. A namespace may live a little longer: another test may start a program, whose child has our fds until its exec.
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
