@@ -25,6 +25,10 @@ const ARCHIVING: Duration = Duration::from_secs(30);
 const PIPE: &str = "raw pipe";
 const LEAN: &str = "lean client";
 
+/// `head | cat` into the same sinks as our commands.
+const BARE_PIPE: &str = "head, cat, pipe";
+const BARE_FILE: &str = "head, cat, file";
+
 /// The commands whose output is measured.
 const WRITERS: [&str; 3] = ["run", "logs", "fs cat"];
 
@@ -83,6 +87,17 @@ impl CommandLineBench<'_> {
                 Ok(vec![throughput::output(&mut lean, Workload::One, run_bytes, is_first)?])
             }),
         ];
+        for (name, sink) in [
+            (BARE_PIPE, Some(OutputSink::Pipe)),
+            (BARE_FILE, tmpfs.as_ref().map(|folder| OutputSink::File(folder.path().join("output")))),
+        ] {
+            let Some(sink) = sink else { continue };
+            lanes.push(BenchLane::new(name, move |is_first| {
+                let mut bare = self.setting.environment.command("/bin/sh");
+                bare.args(["-c", &format!("{HEAD} -c {run_bytes} /dev/zero | cat")]);
+                Ok(vec![sink.rate(bare, run_bytes, is_first)?])
+            }));
+        }
         for writer in WRITERS {
             let mut sinks = vec![("| cat", OutputSink::Pipe), (">/dev/null", OutputSink::Null)];
             sinks.extend(tmpfs.as_ref().map(|folder| (">file", OutputSink::File(folder.path().join("output")))));
@@ -186,6 +201,8 @@ fn output_rows(contest: &Contest) -> Vec<Row> {
         rows.push(if has_tmpfs { to_file } else { to_file.note(format!("without room in `{TMPFS}`")) });
     }
     rows.push(row("run | cat / the lean client".to_owned(), "run | cat", LEAN));
+    // A file needs new pages from the kernel, and a pipe reuses its own. If `>file` misses its target, this row shows the bound.
+    rows.push(row("floor: head | cat >file on tmpfs / head | cat".to_owned(), BARE_FILE, BARE_PIPE));
     rows
 }
 
