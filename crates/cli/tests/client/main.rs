@@ -14,6 +14,7 @@ macro_rules! at_both_places {
 
 pub(crate) mod behaviours;
 mod cut_links;
+mod distant;
 mod event_checks;
 mod file_systems;
 mod files;

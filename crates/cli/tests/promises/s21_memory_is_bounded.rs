@@ -1,6 +1,6 @@
 //! S21: memory per session is bounded for any output rate, and a slow client blocks only its own processes.
 
-use crate::prelude::*;
+use crate::{prelude::*, wire::configuration_and_monitoring::metrics};
 
 const FLOODS: u64 = 4;
 const MIB: u64 = 1 << 20;
@@ -110,4 +110,33 @@ fn memory_is_bounded_and_a_slow_client_blocks_only_its_own_processes() {
     assert!(memory(&server) <= bound, "{} bytes, {before} before, read again", memory(&server));
     back.ok("session/end", json!({}));
     works(&mut neighbour, 5);
+}
+
+#[test]
+fn a_hundred_readers_that_stop_hold_a_window_each_and_disturb_no_one_else() {
+    const READERS: u64 = 100;
+    let server = TestServer::builder().args(["--memory-per-process=3MiB", "--disk-per-process=8MiB"]).start();
+    let (mut neighbour, _) = server.modern_client();
+    neighbour.start(cat("cat"));
+    works(&mut neighbour, 0);
+    let before = memory(&server);
+    let mut readers: Vec<Client> = (0..READERS).map(|_| server.modern_client().0).collect();
+    for reader in &mut readers {
+        reader.ok("process/start", start_params("flood", &["/usr/bin/yes"]));
+    }
+    let is_blocked = |process: &Value| process["blocked"] == "memoryCap";
+    wait_for("all of them to be blocked", || {
+        neighbour.list_all().iter().filter(|p| is_blocked(p)).count() as u64 == READERS
+    });
+    let blocked = || metrics(&server).get("exec_server_processes_blocked", &[("reason", "memory")]);
+    wait_for("the metrics to show them", || blocked() == READERS as f64);
+    let bound = before + READERS * shares() * (3 * MIB + 2 * MIB);
+    assert!(memory(&server) <= bound, "{} bytes, {before} before", memory(&server));
+    works(&mut neighbour, 1);
+    // A reader that leaves its session frees all of it.
+    for mut reader in readers {
+        reader.ok("session/end", json!({}));
+    }
+    wait_for("the sessions to end", || neighbour.list_all().len() == 1);
+    works(&mut neighbour, 2);
 }

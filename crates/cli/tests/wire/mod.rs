@@ -6,7 +6,7 @@
 mod attached_bytes;
 mod binary_frames;
 mod child_environment;
-mod configuration_and_monitoring;
+pub(crate) mod configuration_and_monitoring;
 mod fs_additions;
 mod fs_blocks;
 mod fs_failures;

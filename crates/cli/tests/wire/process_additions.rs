@@ -117,7 +117,7 @@ fn an_idle_timeout_counts_from_the_last_output() {
 
 /// Starts a process whose output is not taken: its client announces acknowledgements and sends none.
 fn flood(client: &mut Client, id: &str, more: Value) {
-    client.start(with(sh(id, "head -c 24000000 /dev/zero; echo >&2 end; exit 5"), more));
+    client.start(with(sh(id, "head -c 48000000 /dev/zero; echo >&2 end; exit 5"), more));
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn drop_oldest_keeps_the_child_going_and_tells_what_is_gone() {
     let info = client.processes()[0].clone();
     let dropped = info["droppedBytes"].as_u64().expect("a number");
     assert!(dropped > 0, "{info}");
-    assert_eq!(info["outputBytes"], 24_000_004);
+    assert_eq!(info["outputBytes"], 48_000_004);
     let read = client.ok("process/read", process("p"));
     let gap = &read["gap"];
     assert_eq!((&gap["fromSeq"], gap["bytes"].as_u64()), (&json!(1), Some(dropped)), "{gap}");
@@ -154,12 +154,12 @@ fn drop_oldest_keeps_the_child_going_and_tells_what_is_gone() {
             }
             Some("process/exited") => next += 1,
             _ => {
-                assert_members(params, json!({"outputBytes": 24_000_004, "seq": next, "droppedBytes": dropped}));
+                assert_members(params, json!({"outputBytes": 48_000_004, "seq": next, "droppedBytes": dropped}));
                 break;
             }
         }
     }
-    assert_eq!(bytes + gaps, 24_000_004);
+    assert_eq!(bytes + gaps, 48_000_004);
     assert!(gaps > 0);
 }
 
@@ -186,7 +186,7 @@ fn a_gap_is_filled_number_by_number_for_a_client_that_cannot_hear_of_it() {
             other => assert_eq!(other, Some("process/exited")),
         }
     }
-    assert_eq!(bytes + missing, 24_000_004);
+    assert_eq!(bytes + missing, 48_000_004);
     assert!(missing > 0, "the first of the empty chunks says what is gone");
 }
 
@@ -218,5 +218,5 @@ fn a_client_that_acknowledges_nothing_is_sent_a_window_and_holds_the_child() {
             _ => break,
         }
     }
-    assert_eq!(bytes, 24_000_004);
+    assert_eq!(bytes, 48_000_004);
 }

@@ -117,7 +117,8 @@ fn a_key_of_another_principal_names_another_session() {
     let mut owner = server.connect();
     let own = owner.initialize_with(keyed(KEY, 1))["sessionId"].clone();
     owner.start(cat("p"));
-    let mut other = Client::connect(&server.url_of("other", &["--scope", "exec", "--scope", "stdin"])).expect("connect");
+    let mut other =
+        Client::connect(&server.url_of("other", &["--scope", "exec", "--scope", "stdin"])).expect("connect");
     let (others, started) = start_at_once(&mut other, keyed(KEY, 2), cat("p"));
     assert_ne!(others.expect("a session of its own")["sessionId"], own);
     started.expect("the name is free there");
