@@ -21,6 +21,7 @@ use exec_server_protocol::{
     process as wire,
 };
 use tokio::{
+    runtime::Handle,
     sync::{oneshot, watch},
     task::JoinSet,
 };
@@ -366,7 +367,7 @@ impl SessionHandle {
 /// until it is done. It ends at the latest when the client gives up reconnecting, or when another connection takes the session over.
 fn spawn_cleanup(session: &Session, work: impl Future<Output = ()> + Send + 'static) {
     // Outside of a runtime no task can be spawned, so nothing is cleaned up.
-    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+    if let Ok(runtime) = Handle::try_current() {
         let links = session.link_waiter();
         // Boxed, so that `spawn` is compiled once and not for each future type.
         let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
@@ -536,8 +537,9 @@ impl Builder {
         let early = EarlyStart { session_key, params: encoded, is_sent: Arc::clone(&is_sent) };
         let opening = Session::open(Box::new(connect), self.options, Arc::clone(&routes), Some(early));
         let (opened_tx, opened_rx) = oneshot::channel();
-        // A task of its own, so that a dropped caller does not leave the process running.
-        tokio::spawn(async move {
+        // A task of its own, so that a dropped caller does not leave the process running. Like cleanup work, it ends at the latest when the client
+        // gives up reconnecting.
+        Handle::current().spawn(async move {
             if let Err(Ok(opened)) = opened_tx.send(opening.await) {
                 opened.session.end().await.ok(); // Nothing is left that could report the error.
             }
