@@ -253,7 +253,9 @@ fn a_read_only_program_is_not_replaced_while_it_runs() {
     for user in USERS {
         let (_server, mut client, ground) = stage(user);
         let tool = ground.text("work/tool");
-        fs::copy("/bin/sleep", &tool).expect("copy a program");
+        // By another program: a child that another test forks meanwhile could inherit our fd for writing, and the start would fail with ETXTBSY.
+        let copied = Command::new("cp").arg("/bin/sleep").arg(&tool).status().expect("run cp");
+        assert!(copied.success());
         ground.open_to_all(tool.as_ref());
         client.ok("process/start", start_params("tool", &[&tool, "1000"]));
         let policy = sandbox(vec![path(ground.at("work"), "write"), path(&tool, "read")], "restricted");
