@@ -4,7 +4,7 @@
 //! file only exists or does not. It is a hint: if it is wrong, the client library connects once more. So every failure here is ignored.
 
 use std::{
-    env, fs,
+    env, fs, io,
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -13,19 +13,30 @@ use std::{
 const SERVERS_MAX: usize = 256;
 
 /// The file of one server.
-pub(crate) struct KnownServer(PathBuf);
+pub(crate) struct KnownServer {
+    /// A directory that is never created here: a home that was removed must stay removed.
+    base: PathBuf,
+    file: PathBuf,
+}
 
 impl KnownServer {
     /// `fingerprint` identifies the server and our credentials. `None` without a cache directory.
     pub(crate) fn of(fingerprint: &str) -> Option<Self> {
         let xdg = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
-        let home = || env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".cache"));
-        Some(Self(xdg.or_else(home)?.join("exec-server/servers").join(fingerprint)))
+        if let Some(base) = xdg {
+            return Some(Self::below(&base, "exec-server/servers", fingerprint));
+        }
+        let home = env::home_dir().filter(|home| home.is_absolute())?;
+        Some(Self::below(&home, ".cache/exec-server/servers", fingerprint))
+    }
+
+    fn below(base: &Path, servers: &str, fingerprint: &str) -> Self {
+        Self { base: base.to_owned(), file: base.join(servers).join(fingerprint) }
     }
 
     /// Whether the server announced session keys on the last connection.
     pub(crate) fn has_session_keys(&self) -> bool {
-        self.0.exists()
+        self.file.exists()
     }
 
     /// Records what the server announced. Touches the disk only if that has changed.
@@ -33,17 +44,25 @@ impl KnownServer {
         if self.has_session_keys() == has_session_keys {
             return;
         }
-        let changed = if has_session_keys { self.create() } else { fs::remove_file(&self.0) };
+        let changed = if has_session_keys { self.create() } else { fs::remove_file(&self.file) };
         if let Err(error) = changed {
-            tracing::debug!(path = %self.0.display(), %error, "cannot remember the server");
+            tracing::debug!(path = %self.file.display(), %error, "cannot remember the server");
         }
     }
 
-    fn create(&self) -> std::io::Result<()> {
-        let Some(dir) = self.0.parent() else { return Ok(()) };
-        fs::create_dir_all(dir)?;
-        remove_oldest(dir, SERVERS_MAX - 1);
-        fs::File::create(&self.0).map(drop)
+    fn create(&self) -> io::Result<()> {
+        let Some(servers) = self.file.parent() else { return Ok(()) };
+        let missing = servers.ancestors().take_while(|dir| *dir != self.base && !dir.exists());
+        let missing: Vec<&Path> = missing.collect();
+        for dir in missing.into_iter().rev() {
+            match fs::create_dir(dir) {
+                // Another command was faster.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                created => created?,
+            }
+        }
+        remove_oldest(servers, SERVERS_MAX - 1);
+        fs::File::create(&self.file).map(drop)
     }
 }
 
@@ -67,7 +86,7 @@ mod tests {
     #[test]
     fn a_server_is_remembered_until_it_no_longer_announces_keys() {
         let dir = tempfile::tempdir().unwrap();
-        let server = KnownServer(dir.path().join("exec-server/servers/one"));
+        let server = KnownServer::below(dir.path(), "exec-server/servers", "one");
         assert!(!server.has_session_keys());
         server.remember(false);
         assert!(!dir.path().join("exec-server").exists(), "nothing is created for a server without keys");
@@ -81,16 +100,29 @@ mod tests {
     fn the_number_of_remembered_servers_is_bounded() {
         let dir = tempfile::tempdir().unwrap();
         for number in 0..SERVERS_MAX + 5 {
-            KnownServer(dir.path().join(number.to_string())).remember(true);
+            KnownServer::below(dir.path(), "servers", &number.to_string()).remember(true);
         }
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), SERVERS_MAX);
-        assert!(dir.path().join((SERVERS_MAX + 4).to_string()).exists(), "the latest stays");
+        let servers = dir.path().join("servers");
+        assert_eq!(fs::read_dir(&servers).unwrap().count(), SERVERS_MAX);
+        assert!(servers.join((SERVERS_MAX + 4).to_string()).exists(), "the latest stays");
     }
 
     #[test]
     fn a_directory_that_cannot_be_written_is_ignored() {
-        let server = KnownServer(PathBuf::from("/dev/null/servers/one"));
+        let server = KnownServer::below(Path::new("/dev/null"), "servers", "one");
         server.remember(true);
         assert!(!server.has_session_keys());
+    }
+
+    #[test]
+    fn a_home_that_was_removed_is_not_created_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = dir.path().join("home");
+        let server = KnownServer::below(&home, ".cache/exec-server/servers", "one");
+        server.remember(true);
+        assert!(!server.has_session_keys() && !home.exists());
+        fs::create_dir(&home).unwrap();
+        server.remember(true);
+        assert!(server.has_session_keys());
     }
 }
