@@ -331,11 +331,6 @@ pub(crate) async fn end(client: &Client) -> bool {
     time::timeout(END_WITHIN, client.end_session()).await.is_ok()
 }
 
-/// Like [`end`], but over a socket does not wait for the server's answer.
-pub(crate) async fn end_soon(client: &Client) {
-    time::timeout(END_WITHIN, client.end_session_soon()).await.ok(); // After the timeout, the time-to-live ends the session.
-}
-
 /// The URL for an ssh host, if the name is not in `environments.toml`. A broken file is reported later, when the name is used.
 fn ssh_url(name: &str) -> Option<String> {
     let is_unknown = matches!(environment::choose(Some(name)), Err(EnvironmentError::Unknown { .. }));

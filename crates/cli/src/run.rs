@@ -137,7 +137,9 @@ async fn finish(args: &args::RunArgs, client: &Client, end: anyhow::Result<RunEn
     match &end {
         // The program keeps running, and it needs the session.
         Ok(RunEnd::Left { .. }) => client.clone().close().await,
-        Ok(RunEnd::Ended(_) | RunEnd::NotStarted(_)) | Err(_) => connect::end_soon(client).await,
+        Ok(RunEnd::Ended(_) | RunEnd::NotStarted(_)) | Err(_) => {
+            connect::end(client).await;
+        }
     }
     Ok(report_end(end?, args))
 }

@@ -303,12 +303,6 @@ impl Client {
         self.session().end().await
     }
 
-    /// Like [`end_session`](Self::end_session), but over a socket returns as soon as the request is passed to the kernel, which saves a round trip. If
-    /// the connection breaks before the request arrives, the session ends with its time-to-live.
-    pub async fn end_session_soon(&self) -> Result<(), Error> {
-        self.session().end_soon().await
-    }
-
     /// Closes the connection cleanly, after sending the acknowledgements that are due. Every handle of the session fails afterwards. The
     /// server keeps the session for its time-to-live.
     pub async fn close(self) {

@@ -247,11 +247,6 @@ impl ServerLink {
         self.end_carrier().await;
     }
 
-    /// Whether a program or tunnel carries the connection. It would be killed if this program ended before it.
-    pub(crate) async fn has_carrier(&self) -> bool {
-        self.carrier.lock().await.is_some()
-    }
-
     /// Closes the connection, ends its carrier and waits for it: a program that this client started must not outlive the connection.
     async fn end_carrier(&self) {
         self.raw.abandon(CloseReason::Eof);

@@ -413,23 +413,6 @@ impl Session {
         Ok(())
     }
 
-    /// Like [`end`](Self::end), but does not wait for the server's answer if the connection is a socket: the kernel delivers what was sent, even if
-    /// this program exits. If the connection breaks before that, the session ends with its time-to-live.
-    pub(crate) async fn end_soon(&self) -> Result<(), Error> {
-        if let LinkStatus::Up(link) = self.link_state.get()
-            && !link.has_carrier().await
-        {
-            // As in `request_end`.
-            let _answering = self.ending.lock().await;
-            if link.send(Method::SessionEnd, &exec_server_protocol::Empty {}).await.is_ok() {
-                self.mark_lost(Error::Disconnected { reason: Some("the session was ended".to_owned()) });
-                link.raw.finish_sending().await;
-                return Ok(());
-            }
-        }
-        self.end().await
-    }
-
     /// Returns the link that is still open, if any.
     async fn request_end(&self) -> Result<Option<Arc<ServerLink>>, Error> {
         let mut after = 0;

@@ -99,8 +99,6 @@ pub struct RawClient {
     shared: Arc<ClientShared>,
     outgoing_tx: mpsc::Sender<QueuedMessage>,
     closed_rx: watch::Receiver<Option<Arc<CloseReason>>>,
-    /// Becomes true when the writer has ended.
-    written_rx: watch::Receiver<bool>,
     probe: Option<TcpProbe>,
     /// See [`Receiver::progress`].
     progress: Arc<AtomicU64>,
@@ -136,7 +134,6 @@ impl RawClient {
         let ByteStream { reader, mut writer, leftover, probe, is_private } = stream;
         let (outgoing_tx, outgoing_rx) = mpsc::channel(OUTGOING);
         let (closed_tx, closed_rx) = watch::channel(None);
-        let (written_tx, written_rx) = watch::channel(false);
         let (broken_tx, broken_rx) = oneshot::channel();
         let (abandon_tx, abandon_rx) = oneshot::channel();
         let shared = Arc::new(ClientShared {
@@ -164,9 +161,8 @@ impl RawClient {
             if let Err(error) = writing.run(&mut writer).await {
                 broken_tx.send(CloseReason::Io(error)).ok(); // Fails if the reader has ended first, with its own reason.
             }
-            written_tx.send_replace(true);
         });
-        Self { shared, outgoing_tx, closed_rx, written_rx, probe, progress, _tasks: tasks }
+        Self { shared, outgoing_tx, closed_rx, probe, progress, _tasks: tasks }
     }
 
     /// Sends a request. Returns when it is queued behind everything that was sent before.
@@ -255,14 +251,6 @@ impl RawClient {
     pub async fn finish(&self) {
         if self.outgoing_tx.send(None).await.is_ok() {
             self.closed().await;
-        }
-    }
-
-    /// Like [`finish`](Self::finish), but returns when everything was passed to the kernel, without waiting for the peer.
-    pub async fn finish_sending(&self) {
-        if self.outgoing_tx.send(None).await.is_ok() {
-            // An error means that the writer was aborted together with the runtime.
-            self.written_rx.clone().wait_for(|is_written| *is_written).await.ok();
         }
     }
 

@@ -79,9 +79,7 @@ fn nothing_of_a_run_is_left_on_the_server() {
     let program = "setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo done";
     let (said, _, code) = world.run(&["run", "--", "sh", "-c", program]);
     assert_eq!((said.as_str(), code), ("done\n", Some(0)));
-    // `run` does not wait for the end of its session.
-    let mut client = world.server.client();
-    wait_for("the end of the session", || client.list_all().is_empty());
+    assert_eq!(world.server.client().ok("process/list", json!({"scope": "all"})), json!({"processes": []}));
     let sleeps =
         |pid: &u32| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(b"sleep\x001000"));
     wait_for("end of what it started", || !world.server.processes().iter().any(sleeps));
