@@ -43,6 +43,7 @@ fn a_start_behind_the_handshake_runs_once_however_often_it_is_sent() {
     // Requests with the session's id work as usual.
     drop(second);
     let mut third = server.resume(session.as_str().expect("a text"), json!({}));
+    wait_for("the process to write its pid", || std::fs::read_to_string(&dir).is_ok_and(|text| text.ends_with('\n')));
     assert_eq!(third.terminate("p")["running"], true);
     assert_eq!(third.collect("p").code(), 137);
     let starts = std::fs::read_to_string(&dir).expect("the process wrote its pid");
