@@ -473,7 +473,7 @@ impl Builder {
         fail_fast(fail: bool) => options.fail_fast = fail;
 
         /// A random text of 16 to 128 letters, digits, `-` and `_`, used only once. It lets [`open_and_start`](Self::open_and_start) send the start
-        /// together with the handshake. Set it only for a server that announced the capability `session_key` on an earlier connection. If the
+        /// together with the handshake, except over ssh and other programs. Set it only for a server that announced the capability `session_key` on an earlier connection. If the
         /// server does not have the capability any longer, the client connects once more without the key.
         session_key(key: impl Into<String>) => options.session_key = Some(key.into());
 

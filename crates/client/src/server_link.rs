@@ -323,6 +323,9 @@ pub(crate) async fn dial(
         }
         Err(_) => return Err(DialError::retryable(Error::ConnectTimeout { address, within: connect_within })),
     };
+    // A program that carries the connection, such as ssh, may never reach a server. Its end does not say whether a start has arrived, so the start is
+    // sent after the answer.
+    let early = early.filter(|_| connection.carrier.is_none());
     let has_frames = matches!(connection.framing, Framing::WebSocket { .. });
     let channels = Arc::clone(&router.channels);
     let raw = RawClient::new(connection.stream, connection.framing, router);
