@@ -163,7 +163,8 @@ pub(crate) struct EarlyRequest {
 pub(crate) struct OpenedSession {
     pub(crate) session: Arc<Session>,
     pub(crate) keeper: JoinSet<()>,
-    /// The start that was sent with the handshake. `None` if the server does not know session keys any longer.
+    /// The start that was sent with the handshake. `None` if the server no longer knows session keys, or if a program such as ssh carries
+    /// the connection.
     pub(crate) started: Option<EarlyRequest>,
 }
 
@@ -313,7 +314,7 @@ impl Session {
         self.send_again::<M>(params, None).await
     }
 
-    /// Like [`send`](Self::send), for a call whose request may have been sent already.
+    /// Like [`send`](Self::send). If `early` is given, this call was already sent on that link, so it is sent again only after a cut.
     pub(crate) async fn send_again<M: Request>(
         &self,
         params: &M::Params<'_>,

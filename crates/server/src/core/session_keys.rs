@@ -5,7 +5,7 @@
 //!
 //! A client sends the whole start of its session again if its connection breaks before the answer. The earlier attempt may reach the server
 //! late, even after the session has ended. Without care it would then start the process a second time. So the server refuses an attempt that is
-//! not the latest one (`Session::begin_attempt`), and remembers the sessions that have ended. A restart of the server empties this memory, but
+//! not the latest one (`Session::attach`), and remembers the sessions that have ended. A restart of the server empties this memory, but
 //! also ends the connections on which such an attempt could arrive.
 
 use std::{
